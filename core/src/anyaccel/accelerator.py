@@ -175,8 +175,10 @@ class Accelerator:
             >>> aa.Accelerator("cpu").device_string("numpy")
             'cpu'
         """
-        known = registry()
-        return str(known.ask(known.find(framework, self.device.kind), "device_string", self.device, required=True))
+        registered = registry()
+        return str(
+            registered.ask(registered.find(framework, self.device.kind), "device_string", self.device, required=True)
+        )
 
     def scope(self, framework: str) -> AbstractContextManager[Any]:
         """Return a context that creates new tensors of `framework` on this device; see `anyaccel.scope`."""
@@ -184,27 +186,27 @@ class Accelerator:
 
     def place(self, obj: Any) -> Any:
         """Put a model, an optimizer or a container on this device, and return it; see `anyaccel.place`."""
-        known, backend = registry(), functools.cache(self._backend)
-        found: list[Backend] = []
+        registered, backend = registry(), functools.cache(self._backend)
+        used_backends: list[Backend] = []
 
         def owned(leaf: Any) -> Any:
             if not isinstance(leaf, SCALARS):
-                found.append(backend(known.owner(leaf)))
+                used_backends.append(backend(registered.owner(leaf)))
             return leaf
 
-        map_leaves(obj, owned, known.owners)  # raises before anything moves
-        backends = iter(found)
+        map_leaves(obj, owned, registered.owners)  # raises before anything moves
+        backends = iter(used_backends)
         results: dict[int, tuple[Any, Any]] = {}  # what is in a container twice is so afterwards
 
         def placed(leaf: Any) -> Any:
             if isinstance(leaf, SCALARS):
                 return leaf
-            own = next(backends)
+            leaf_backend = next(backends)
             if id(leaf) not in results:
-                results[id(leaf)] = leaf, own.place(leaf, self.device)
+                results[id(leaf)] = leaf, leaf_backend.place(leaf, self.device)
             return results[id(leaf)][1]
 
-        return map_leaves(obj, placed, known.owners)
+        return map_leaves(obj, placed, registered.owners)
 
     def move(self, obj: Any, *, framework: str | None = None) -> Any:
         """Copy tensors to this device; see `anyaccel.move`.
@@ -216,7 +218,7 @@ class Accelerator:
             ...     print(aa.device_of(batch["x"]))
             sim:0
         """
-        known, backend = registry(), functools.cache(self._backend)
+        registered, backend = registry(), functools.cache(self._backend)
         from_host = None
         if framework is not None:
             exchange = self._backend(framework)
@@ -234,11 +236,11 @@ class Accelerator:
             if from_host is not None and isinstance(leaf, (np.ndarray, np.generic)):
                 result = from_host(np.asarray(leaf), self.device, pinned=self.pin_memory)
             else:
-                if isinstance(leaf, np.ndarray) and not known.serves("numpy", self.device.kind):
-                    available = f"numpy on {', '.join(known.kinds('numpy'))}"
+                if isinstance(leaf, np.ndarray) and not registered.serves("numpy", self.device.kind):
+                    available = f"numpy on {', '.join(registered.kinds('numpy'))}"
                     hint = "name the framework of the new tensor: move(..., framework='...')"
                     raise FrameworkError(f"a NumPy array cannot be on {self.spec!r}", available=available, hint=hint)
-                owner = known.owner(leaf)
+                owner = registered.owner(leaf)
                 if framework not in (None, owner):
                     problem = f"a {type(leaf).__name__} of {owner} cannot be moved to {framework}"
                     hint = f"convert it to a NumPy array first: move(np.asarray(x), ..., framework={framework!r})"
@@ -247,7 +249,7 @@ class Accelerator:
             results[id(leaf)] = leaf, result
             return result
 
-        return map_leaves(obj, moved, known.owners)
+        return map_leaves(obj, moved, registered.owners)
 
     def get_config(self) -> dict[str, Any]:
         """Return a plain dict for `from_config`. A vendor word such as `cuda` is kept."""

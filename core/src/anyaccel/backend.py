@@ -115,8 +115,8 @@ class Backend(ABC):
                 made.setdefault(
                     kind, made.get(declared) or made.setdefault(declared, self.capabilities[declared](self))
                 )
-        found: Kind = made[kind]
-        return found
+        implementation: Kind = made[kind]
+        return implementation
 
     def _brought(self, kind: type[Any]) -> Any:
         """Return the capability that another plugin provides by an entry point; None if none does."""
@@ -481,12 +481,14 @@ class Compute(ABC):
         """Return why this backend cannot build an optimizer or loss; `""`, the default for names and `import_roots`, if
         it can.
         """
-        own = spec.own
-        if own is None or (isinstance(spec, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
+        custom = spec.own
+        if custom is None or (
+            isinstance(spec, Loss) and not isinstance(custom, type) and not hasattr(custom, "parameters")
+        ):
             return ""
-        own = own.func if isinstance(own, functools.partial) else own
-        bases = (own if isinstance(own, type) else type(own)).__mro__
-        modules = [str(each.__module__) for each in (own, *bases) if getattr(each, "__module__", None)]
+        custom = custom.func if isinstance(custom, functools.partial) else custom
+        bases = (custom if isinstance(custom, type) else type(custom)).__mro__
+        modules = [str(kind.__module__) for kind in (custom, *bases) if getattr(kind, "__module__", None)]
         roots = self.import_roots if isinstance(self, Backend) else ()
         if any(module.partition(".")[0] in roots for module in modules):
             return ""

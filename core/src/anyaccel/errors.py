@@ -25,7 +25,7 @@ class AnyaccelError(Exception):
 
     def __init__(self, problem: str, *, cause: str = "", available: str = "", hint: str = "") -> None:
         problem = f"{problem.removesuffix('.')}; {cause}" if cause else problem
-        texts = self.problem, self.available, self.hint = [printable(each) for each in (problem, available, hint)]
+        texts = self.problem, self.available, self.hint = [printable(text) for text in (problem, available, hint)]
         parts = [title + said for title, said in zip(("", "Available: ", "Hint: "), texts, strict=True) if said]
         text = ". ".join(part.removesuffix(".") for part in parts)
         super().__init__(text if text.endswith("?") else f"{text}.")

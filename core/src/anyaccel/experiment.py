@@ -192,9 +192,9 @@ class Experiment(AttributeHints):
             f"{results.number} {results.label}": results.curve(figure) for results in runs if figure in results.figures
         }
         if not curves:
-            known = dict.fromkeys(name for results in runs for name in results.figures)
-            hint = "use one of these names" if known else "run a TrainPhase first"
-            raise unknown_name(f"no run of experiment {self.label!r} has a figure {figure!r}", figure, known, hint)
+            names = dict.fromkeys(name for results in runs for name in results.figures)
+            hint = "use one of these names" if names else "run a TrainPhase first"
+            raise unknown_name(f"no run of experiment {self.label!r} has a figure {figure!r}", figure, names, hint)
         from anyaccel.results import plots
 
         return plots.line_plot(curves, ax, title=self.label, xlabel="epoch", ylabel=figure)
@@ -355,11 +355,11 @@ class Experiment(AttributeHints):
         graph = ModelGraph.load(folder, **given, allow=classes, names=names, change=change, strict=strict)
         hint = "pass them: load(folder, callbacks=[...]), or callbacks=[] for none"
         if phases is None:
-            phases = [_read_phase(each, classes) for each in part["phases"]]
+            phases = [_read_phase(config, classes) for config in part["phases"]]
         if callbacks is None:
             callbacks = _read_callbacks(part["callbacks"], classes, f"experiment {part['label']!r}", hint)
         experiment = cls(part["label"], graph, phases, callbacks=callbacks, progress=progress)
-        read: Iterable[Any] = (read_results(each, arrays, classes) for each in part["results"])
+        read: Iterable[Any] = (read_results(saved, arrays, classes) for saved in part["results"])
         experiment.history.extend(read)
         return experiment
 
@@ -434,10 +434,10 @@ def _read_callbacks(given: Any, allow: Iterable[type], where: str, hint: str) ->
     Raises:
         ConfigError: malformed; or a callback without a configuration, or of a class that is not allowed.
     """
-    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+    if not isinstance(given, list) or not all(isinstance(entry, Mapping) for entry in given):
         raise ConfigError(f"{where}: {shown(given)} are not saved callbacks", hint=_HINT)
-    known: dict[str, type] = {**{class_name(cls): cls for cls in allow}, **_KNOWN}
-    return tuple(_read_callback(each.get("class"), each.get("config"), known, where, hint) for each in given)
+    classes: dict[str, type] = {**{class_name(cls): cls for cls in allow}, **_KNOWN}
+    return tuple(_read_callback(entry.get("class"), entry.get("config"), classes, where, hint) for entry in given)
 
 
 def _read_callback(name: Any, config: Any, known: Mapping[str, type], where: str, hint: str) -> Callback:

@@ -125,18 +125,22 @@ PMI = Variables(
 SLURM = Variables("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), ())
 LAUNCHERS = (TORCHRUN, OPEN_MPI, PMI, SLURM)
 _MPI = (OPEN_MPI, PMI)
-_NAMES = [name for each in LAUNCHERS for name in (each.rank, each.size, *each.local_rank, *each.local_size)]
+_NAMES = [
+    name
+    for launcher in LAUNCHERS
+    for name in (launcher.rank, launcher.size, *launcher.local_rank, *launcher.local_size)
+]
 
 
 def _innermost(environment: Mapping[str, str]) -> Variables | None:
     """Return the launcher that started this process itself."""
-    mpi = [each for each in _MPI if is_set(environment, each)]
+    mpi = [variable for variable in _MPI if is_set(environment, variable)]
     if not is_set(environment, TORCHRUN):
         check_agreement(environment, mpi)
         return next(iter(mpi), SLURM if is_set(environment, SLURM) else None)
     if not environment.get("LOCAL_WORLD_SIZE"):  # written by hand, and not by a launcher that another has started
         outer = [*mpi, *([SLURM] if not mpi and is_set(environment, SLURM) else [])]
-        several = [each for each in outer if number(environment, each.size) > 1]
+        several = [launcher for launcher in outer if number(environment, launcher.size) > 1]
         check_agreement(environment, [TORCHRUN, *several])
     return TORCHRUN
 
@@ -192,7 +196,7 @@ def check_agreement(environment: Environment, launchers: Sequence[Variables]) ->
     Raises:
         ConfigError: they contradict each other.
     """
-    of_ranks, of_sizes = [each.rank for each in launchers], [each.size for each in launchers]
+    of_ranks, of_sizes = [place.rank for place in launchers], [place.size for place in launchers]
     shown = [name for pair in zip(of_ranks, of_sizes, strict=True) for name in pair if environment.get(name)]
     if all(len({number(environment, name) for name in names if name in shown}) <= 1 for names in (of_ranks, of_sizes)):
         return
@@ -201,7 +205,7 @@ def check_agreement(environment: Environment, launchers: Sequence[Variables]) ->
     raise ConfigError(
         "the launchers of this process contradict each other: "
         + ", ".join(f"{name}={environment[name]}" for name in shown),
-        available=", ".join(each.launcher for each in launchers),
+        available=", ".join(place.launcher for place in launchers),
         hint=f"start all processes with one launcher, and unset {' and '.join(left)} if they are left from another",
     )
 
@@ -219,13 +223,13 @@ def check_partial(environment: Environment, launcher: Variables | None) -> None:
         ConfigError: several processes seem to exist, and nothing tells which of them this is; or the launcher in use is
             contradicted.
     """
-    for each in LAUNCHERS:
-        if is_set(environment, each):
+    for variables in LAUNCHERS:
+        if is_set(environment, variables):
             continue
         if launcher is None:
-            _check_alone(environment, each)
-        elif not _starts_others(environment, launcher) and each is not SLURM:  # its zeros may be of a batch script
-            check_agreement(environment, [each, launcher])
+            _check_alone(environment, variables)
+        elif not _starts_others(environment, launcher) and variables is not SLURM:  # its zeros may be of a batch script
+            check_agreement(environment, [variables, launcher])
 
 
 def _starts_others(environment: Environment, launcher: Variables) -> bool:
@@ -235,8 +239,8 @@ def _starts_others(environment: Environment, launcher: Variables) -> bool:
 
 def _check_alone(environment: Environment, variables: Variables) -> None:
     names = [name for name in (variables.size, variables.rank, *variables.local_rank) if environment.get(name)]
-    own = 0 if variables is SLURM else None
-    told = [name for name in names if number(environment, name) != (1 if name == variables.size else own)]
+    default = 0 if variables is SLURM else None
+    told = [name for name in names if number(environment, name) != (1 if name == variables.size else default)]
     if not told:
         return
     shown = " and ".join(f"{name}={environment[name]}" for name in told)

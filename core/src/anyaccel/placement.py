@@ -113,10 +113,10 @@ def device_of(obj: Any) -> Device | None:
         >>> aa.device_of({"x": np.zeros(3)})
         Device(kind='cpu', index=0)
     """
-    known = registry()
-    tensors = (leaf for leaf in leaves(obj, known.owners) if not isinstance(leaf, SCALARS))
-    backend = functools.cache(known.find)
-    devices_of = (backend(known.owner(leaf)).device_of(leaf) for leaf in tensors)
+    registered = registry()
+    tensors = (leaf for leaf in leaves(obj, registered.owners) if not isinstance(leaf, SCALARS))
+    backend = functools.cache(registered.find)
+    devices_of = (backend(registered.owner(leaf)).device_of(leaf) for leaf in tensors)
     places = {device for device in devices_of if device is not None}
     if len(places) > 1:
         problem, available = f"the tensors of a {type(obj).__name__} are on several devices", map(str, sorted(places))

@@ -118,7 +118,7 @@ class Registry:
         self._candidates.clear()
 
     def _load_framework(self, framework: str) -> None:
-        self._load({name for name, own in BACKEND_PLUGINS.items() if own == framework})
+        self._load({name for name, plugin_framework in BACKEND_PLUGINS.items() if plugin_framework == framework})
 
     def register(self, module: Any, name: str) -> None:
         """Register a plugin module without an entry point, under this name. For tests and notebooks.
@@ -184,7 +184,7 @@ class Registry:
         self._candidates.clear()
 
     def _plugin_of(self, backend: Backend | None) -> Plugin | None:
-        return next((p for p in self._plugins.values() if any(own is backend for own in p.backends)), None)
+        return next((p for p in self._plugins.values() if any(other is backend for other in p.backends)), None)
 
     def ask(self, backend: Backend, method: str, *arguments: Any, required: bool = False) -> Any:
         """Call a method of a backend like `plugin_loader.ask`; errors go to `plugins`, or, if `required`, raise a
@@ -252,8 +252,8 @@ class Registry:
     def free_memory(self, framework: str, device: Device) -> int | None:
         """Return the free bytes on a device; None if unknown or without a limit."""
         memory = self.find(framework, device.kind).capability(Memory)
-        found = None if memory is None else memory.memory(device)
-        return found.free or None if found is not None and found.total else None
+        measured = None if memory is None else memory.memory(device)
+        return measured.free or None if measured is not None and measured.total else None
 
     def serves(self, framework: str, kind: str) -> bool:
         """Return whether a plugin runs a framework on a kind of device."""
@@ -342,8 +342,8 @@ class Registry:
             roots = _roots(cls)
             self._load(roots)
             self._load(sys.modules.keys())
-            found = self._served.values()
-            candidates = self._candidates[cls] = [pair for pair in found if roots.intersection(pair[0].import_roots)]
+            backends = self._served.values()
+            candidates = self._candidates[cls] = [pair for pair in backends if roots.intersection(pair[0].import_roots)]
         owners: dict[str, None] = {}
         imported = sys.modules.keys()
         for backend, asks in candidates:

@@ -71,18 +71,18 @@ class Schedule(Spec):
     own: Callable[[int], float] | None
 
     def __init__(self, name: Any = "constant", *, warmup: int = 0, **settings: float) -> None:
-        own, name = (name, _name_of(name)) if callable(name) and not isinstance(name, type) else (None, name)
-        if own is None and (not isinstance(name, str) or name not in SCHEDULES):
+        function, name = (name, _name_of(name)) if callable(name) and not isinstance(name, type) else (None, name)
+        if function is None and (not isinstance(name, str) or name not in SCHEDULES):
             raise _unknown("schedule", name, SCHEDULES)
-        what, takes = f"schedule {name!r}", {} if own else SCHEDULES[name].settings
+        what, takes = f"schedule {name!r}", {} if function else SCHEDULES[name].settings
         _check_names(what, settings, takes)
         missing = [key for key, setting in takes.items() if key not in settings and setting.default is REQUIRED]
         if missing:
             raise SpecError(f"{what} lacks {', '.join(missing)}", hint=f"give {missing[0]}=...")
         settings = {key: _checked(f"{what}: ", key, settings.get(key, s.default), s) for key, s in takes.items()}
         warmup = int(_checked(f"{what}: ", "warmup", warmup))
-        assign_fields(self, name=name, warmup=warmup, settings=tuple(sorted(settings.items())), own=own)
-        self.factor(warmup if own else 0)
+        assign_fields(self, name=name, warmup=warmup, settings=tuple(sorted(settings.items())), own=function)
+        self.factor(warmup if function else 0)
 
     def factor(self, step: int) -> float:
         """Return the factor at `step` (0 is the first), computed in float64."""
@@ -166,10 +166,10 @@ class Optimizer(Spec):
     ) -> None:
         settings = {**_checked("", "opt_kwargs", {} if opt_kwargs is None else opt_kwargs), **settings}
         lr = settings.pop("lr", lr)
-        own = None if isinstance(name, str) else name
-        finished = None if callable(own) else own
-        if own is not None and not is_own_optimizer(own):
-            problem = f"an object of type {type(own).__name__} cannot be used as an optimizer"
+        custom = None if isinstance(name, str) else name
+        finished = None if callable(custom) else custom
+        if custom is not None and not is_own_optimizer(custom):
+            problem = f"an object of type {type(custom).__name__} cannot be used as an optimizer"
             hint = "pass a name, or the optimizer's class, so that every node gets a separate instance"
             raise SpecError(problem, available=f"names: {', '.join(OPTIMIZERS)}", hint=hint)
         text = name.lower() if isinstance(name, str) else _name_of(name)
@@ -181,7 +181,7 @@ class Optimizer(Spec):
                 f"{where}{changing} is a {type(rates[changing]).__name__}, but lr must be a number",
                 hint=f"write lr=1.0, schedule=... with this value of {changing}, a function of the step",
             )
-        if own is not None and "learning_rate" in settings:
+        if custom is not None and "learning_rate" in settings:
             rate = settings["learning_rate"]
             raise SpecError(f"{where}the learning rate is called lr", hint=f"write lr={rate!r}, without learning_rate")
         if clip_norm is None and clip_value is None:
@@ -191,17 +191,17 @@ class Optimizer(Spec):
                 f"{where}it clips by both its global_clipnorm and {'clip_norm' if clip_norm else 'clip_value'}",
                 hint="leave one of them out",
             )
-        lr = _checked(where, "lr", lr if lr is not None else 1e-3 if own is None or callable(own) else 1.0)
+        lr = _checked(where, "lr", lr if lr is not None else 1e-3 if custom is None or callable(custom) else 1.0)
         clipping = {key: _checked(where, key, v) for key, v in zip(_CLIPPING, (clip_norm, clip_value), strict=True)}
         if None not in clipping.values():
             raise SpecError(f"{where}clip_norm and clip_value are both set", hint="leave one of them out")
         named = "constant" if schedule is None else schedule
         schedule = named if isinstance(named, Schedule) else Schedule(named)
-        settings = _optimizer_settings(text, settings) if own is None else settings
-        assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, own=own, **clipping)
+        settings = _optimizer_settings(text, settings) if custom is None else settings
+        assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, own=custom, **clipping)
         usual = {"lr": lr, "schedule": schedule, **settings}
         by_pattern = _checked(where, "groups", {} if groups is None else groups).items()
-        assign_fields(self, groups=tuple((key, Optimizer(name, **{**usual, **own})) for key, own in by_pattern))
+        assign_fields(self, groups=tuple((key, Optimizer(name, **{**usual, **group})) for key, group in by_pattern))
 
     def rate(self, step: int) -> float:
         """Return the learning rate at `step` (0 is the first), in float64."""
@@ -251,20 +251,20 @@ class Loss(Spec):
     kwargs: Mapping[str, Any] = field(hash=False)
 
     def __init__(self, loss: Any = "mse", *, loss_kwargs: Mapping[str, Any] | None = None, **settings: Any) -> None:
-        own, name = (None, loss.lower()) if isinstance(loss, str) else (loss, _name_of(loss))
-        name = LOSS_ALIASES.get(name, name) if own is None else name
-        if own is None and name not in (*LOSSES, FROM_OUTPUT):
+        custom, name = (None, loss.lower()) if isinstance(loss, str) else (loss, _name_of(loss))
+        name = LOSS_ALIASES.get(name, name) if custom is None else name
+        if custom is None and name not in (*LOSSES, FROM_OUTPUT):
             raise _unknown("loss", loss, LOSSES)
-        takes = LOSSES[name].settings if own is None and name in LOSSES else {}
+        takes = LOSSES[name].settings if custom is None and name in LOSSES else {}
         _check_names(f"Loss({loss!r})", settings, takes, also=("loss_kwargs",))
         kwargs = dict(_checked("", "loss_kwargs", {} if loss_kwargs is None else loss_kwargs))
-        if kwargs and not isinstance(own, type):
+        if kwargs and not isinstance(custom, type):
             raise SpecError(f"loss {name!r} takes no arguments, got {', '.join(kwargs)}", hint="leave loss_kwargs out")
-        if own is not None and not callable(own):
-            raise SpecError(f"{own!r} is not a loss", available=", ".join(LOSSES), hint="pass a name or a callable")
+        if custom is not None and not callable(custom):
+            raise SpecError(f"{custom!r} is not a loss", available=", ".join(LOSSES), hint="pass a name or a callable")
         given = {key: _checked(f"loss {name!r}: ", key, v, takes[key]) for key, v in settings.items() if v is not None}
         kwargs |= {key: value for key, value in given.items() if value != takes[key].default}
-        assign_fields(self, name=name, own=own, kwargs=kwargs)
+        assign_fields(self, name=name, own=custom, kwargs=kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Return a plain dict for `from_config`; raise ConfigError if this is not a named loss."""
@@ -338,8 +338,10 @@ def _checked(where: str, name: str, value: Any, setting: Hyperparameter | None =
 
 
 def _unknown(what: str, name: object, known: Any) -> SpecError:
-    own = "" if what == "schedule" else f", or the node's own framework's {what}"
-    hint = _MEANT.get(str(name).lower()) or did_you_mean(str(name).lower(), known, f"use one of these names{own}")
+    alternative = "" if what == "schedule" else f", or the node's own framework's {what}"
+    hint = _MEANT.get(str(name).lower()) or did_you_mean(
+        str(name).lower(), known, f"use one of these names{alternative}"
+    )
     return SpecError(f"no {what} is called {name!r}", available=", ".join(known), hint=hint)
 
 

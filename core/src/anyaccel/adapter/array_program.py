@@ -206,7 +206,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         if self._loss_scale is not None:
             inverse = 1.0 / self.loss_scale_state().scale
             self._state.map_gradients(lambda gradient: gradient * inverse)
-            finite = all(bool(each) for _, each in self._state.gradient_stats().values())
+            finite = all(bool(is_finite) for _, is_finite in self._state.gradient_stats().values())
             self._loss_scale.count(finite=finite)
         if finite:
             self._state.optimizer_step(self._state.clip_factors(), self._value(means))
@@ -261,7 +261,10 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
             losses.append(self._backward(inputs, scale))
         if n_microbatches > 1:
             self._state.average_gradients(n_microbatches)
-        terms, sums = self.segment.losses, {label: _summed([each[label] for each in losses]) for label in losses[0]}
+        terms, sums = (
+            self.segment.losses,
+            {label: _summed([step_losses[label] for step_losses in losses]) for label in losses[0]},
+        )
         means = [sums[term.label][0] / divisor(self._ops, term, sums[term.label][1]) for term in terms]
         self._step_unless_skipped(means)
         return [*means, *(sums[term.label][1] for term in self._dataflow.weighted)]

@@ -132,11 +132,11 @@ class ProbeLayout(CallLayout):
         Raises:
             ShapeError: there is none.
         """
-        found = leaves(result, tensor_type)
-        if not found:
+        tensors = leaves(result, tensor_type)
+        if not tensors:
             output_tuple(result, tensor_type, noun)  # says what it is
-        self.paths = tuple(found)
-        return tuple(found.values())
+        self.paths = tuple(tensors)
+        return tuple(tensors.values())
 
     def by_path(self, outputs: Sequence[Any]) -> dict[Path, Any]:
         """Return the outputs of the last call by their paths."""

@@ -213,9 +213,9 @@ def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_who
         )
         for group, spec in ((group, group.optimizer) for group in segment.groups)
     ]
-    own = [*(term.loss.own for term in segment.losses), *(group.optimizer.own for group in segment.groups)]
-    own += [key for group in segment.groups for key, _ in group.optimizer.groups if not isinstance(key, str)]
-    if any(each is not None and not _is_module_attribute(each) for each in own):
+    custom_objects = [*(term.loss.own for term in segment.losses), *(group.optimizer.own for group in segment.groups)]
+    custom_objects += [key for group in segment.groups for key, _ in group.optimizer.groups if not isinstance(key, str)]
+    if any(item is not None and not _is_module_attribute(item) for item in custom_objects):
         return None  # it may hold a model, which would be kept
     operations = [replace(op, model=None if op.model is None else id(op.model)) for op in segment.operations]
     values = (tuple(segment.inputs.items()), segment.outputs, segment.needs_pullback, segment.precision)
@@ -287,11 +287,11 @@ class CompileWatch:
             self.values = self._read()
             return
         after = self._read()
-        own = set(changed_paths(before, after))
-        if own:
+        changed = set(changed_paths(before, after))
+        if changed:
             self.values = (
-                *(pair for pair in self.values if pair[0] not in own),
-                *(pair for pair in after if pair[0] in own),
+                *(pair for pair in self.values if pair[0] not in changed),
+                *(pair for pair in after if pair[0] in changed),
             )
 
     def changed(self) -> list[str]:

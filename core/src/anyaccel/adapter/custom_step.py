@@ -226,8 +226,8 @@ class CustomStepProgram(ScopedProgram):
 
     def renew_compiled(self) -> list[str]:
         """Return the names of changed Python values, including those of the custom step; see `ScopedProgram`."""
-        own = [] if self._own is None else self._own.renew()
-        return list(dict.fromkeys([*own, *super().renew_compiled()]))
+        renewed = [] if self._own is None else self._own.renew()
+        return list(dict.fromkeys([*renewed, *super().renew_compiled()]))
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
         self._collect()

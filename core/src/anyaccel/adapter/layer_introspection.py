@@ -233,7 +233,7 @@ class LayerLibrary:
         """
         structure = layer.input
         is_flat = isinstance(structure, Mapping) and len(structure) == len(layer.inputs)
-        return sorted(structure) if is_flat else [str(each.name) for each in layer.inputs]
+        return sorted(structure) if is_flat else [str(tensor.name) for tensor in layer.inputs]
 
     def _call_parameters(self, layer: Any) -> list[inspect.Parameter]:
         parameters = inspect.signature(layer.call).parameters.values()
@@ -266,9 +266,9 @@ class LayerLibrary:
         """Return the reason why only the library's own loop can train a model; see `Compute.untrainable_reason`."""
         if not self.is_layer(model):
             return ""
-        own = next((name for name in _TRAINING_METHODS if self._is_overridden(model, name)), None)
-        if own is not None:
-            return f"{type(model).__name__} overrides {own}, which would not be called"
+        method = next((name for name in _TRAINING_METHODS if self._is_overridden(model, name)), None)
+        if method is not None:
+            return f"{type(model).__name__} overrides {method}, which would not be called"
         return ""
 
     def refuse_stateful(self, model: Any) -> None:
@@ -333,14 +333,14 @@ class LayerLibrary:
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
         """Return the targets that a loss of the library accepts; see `Compute.loss_targets`."""
-        own = loss.own
-        if not self.is_loss(own):
+        custom_loss = loss.own
+        if not self.is_loss(custom_loss):
             return None
-        named = own if isinstance(own, type) or inspect.isfunction(own) else type(own)
+        named = custom_loss if isinstance(custom_loss, type) or inspect.isfunction(custom_loss) else type(custom_loss)
         if named.__module__.partition(".")[0] != str(self.module.__name__).partition(".")[0]:
             return None  # derived from one, and may take anything
         kind = _LOSS_TARGETS.get(named.__name__.replace("_", "").lower())
-        ignored = loss.kwargs.get("ignore_class", getattr(own, "ignore_class", None))
+        ignored = loss.kwargs.get("ignore_class", getattr(custom_loss, "ignore_class", None))
         return None if kind is None else LossTargets(kind, ignored=ignored if isinstance(ignored, int) else None)
 
     def loss_function(self, loss: Loss, mean: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
@@ -353,14 +353,16 @@ class LayerLibrary:
         Raises:
             SpecError: the class does not take `loss_kwargs`.
         """
-        own = make_loss(loss)
-        names = [own.__name__] if inspect.isfunction(own) else [base.__name__ for base in type(own).__mro__]
+        function = make_loss(loss)
+        names = (
+            [function.__name__] if inspect.isfunction(function) else [base.__name__ for base in type(function).__mro__]
+        )
         compares_elements = any(name.replace("_", "").lower() in _ELEMENTWISE_LOSSES for name in names)
 
         def compute(outputs: Any, targets: Any) -> Any:
             if compares_elements:
                 _refuse_broadcasting(loss.name, tuple(outputs.shape), tuple(targets.shape))
-            return mean(own(targets, outputs))  # the library takes targets first
+            return mean(function(targets, outputs))  # the library takes targets first
 
         compute.__name__ = loss.name
         return compute

@@ -256,8 +256,8 @@ class LayerOptimizerRule(UpdateRule):
         for number, variable in enumerate(made.variables):
             owner, slot = made.owner_and_slot(variable)
             if owner is not None:
-                own = slots[key[owner][0]]
-                own[slot or f"slot{len(own)}"] = variable
+                owner_slots = slots[key[owner][0]]
+                owner_slots[slot or f"slot{len(owner_slots)}"] = variable
             elif variable is not rate:
                 slots[key[0][0]][f"shared{number}"] = variable
         return _Built(made, rate, variables, slots)
@@ -292,8 +292,8 @@ class LayerOptimizerRule(UpdateRule):
             with self._outside():
                 built = self._build(self._key(parameters), parameters)
         return {
-            name: {slot: self._put(variable.value, parameters[name]) for slot, variable in own.items()}
-            for name, own in built.slots.items()
+            name: {slot: self._put(variable.value, parameters[name]) for slot, variable in variables.items()}
+            for name, variables in built.slots.items()
         }
 
     @cached_property
@@ -310,7 +310,7 @@ class LayerOptimizerRule(UpdateRule):
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
         """Return whether these are the slots that the optimizer has for these parameters."""
         expected = self._for(parameters).slots
-        return {n: {slot: tuple(v.shape) for slot, v in own.items()} for n, own in expected.items()} == {
+        return {n: {slot: tuple(v.shape) for slot, v in variables.items()} for n, variables in expected.items()} == {
             n: {slot: tuple(v.shape) for slot, v in slots.get(n, {}).items()} for n in expected
         }
 
@@ -325,20 +325,20 @@ class LayerOptimizerRule(UpdateRule):
         """Update all parameters that have gradients."""
         built = self._for({name: parameters[name] for name in gradients})
         given = [(built.parameters[name], parameters[name]) for name in gradients]
-        given += [(v, slots[name][slot]) for name, own in built.slots.items() for slot, v in own.items()]
+        given += [(v, slots[name][slot]) for name, variables in built.slots.items() for slot, v in variables.items()]
         given.append((built.rate, self._module.ops.cast(coefficients["rate"], built.rate.dtype)))
         with self._module.StatelessScope(state_mapping=given) as scope:
             built.optimizer.apply([gradients[name] for name in built.parameters])
-            known = {id(variable) for variable, _ in given}
-            if not set(scope.state_mapping) <= known:
+            assigned = {id(variable) for variable, _ in given}
+            if not set(scope.state_mapping) <= assigned:
                 raise SpecError(
                     f"the optimizer {self.optimizer.name} changes values that are not among its variables; "
                     "they would be lost",
                     hint="use another optimizer",
                 )
             after = {
-                name: {slot: scope.get_current_value(variable) for slot, variable in own.items()}
-                for name, own in built.slots.items()
+                name: {slot: scope.get_current_value(variable) for slot, variable in variables.items()}
+                for name, variables in built.slots.items()
             }
             return {name: scope.get_current_value(built.parameters[name]) for name in gradients}, after
 

@@ -224,8 +224,8 @@ def make_loss(loss: Loss) -> Callable[..., Any]:
         SpecError: the class does not take them, or it returns an object that is not callable.
     """
     if not isinstance(loss.own, type):
-        own: Callable[..., Any] = loss.own
-        return own
+        custom_loss: Callable[..., Any] = loss.own
+        return custom_loss
     try:
         made = loss.own(**loss.kwargs)
     except (TypeError, ValueError) as error:

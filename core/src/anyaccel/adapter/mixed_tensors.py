@@ -49,7 +49,7 @@ def mixed_tensors(error: BaseException, device_of: DeviceOf, framework: Collecti
     frames = list(traceback.walk_tb(error.__traceback__))
     node = next(filter(None, (_node(frame) for frame, _ in reversed(frames) if _is_ours(_root(frame)))), "")
     inner = {*framework, *_OUTER}
-    users = [each for each in frames if _root(each[0]) not in inner and not _is_ours(_root(each[0]))]
+    users = [frame for frame in frames if _root(frame[0]) not in inner and not _is_ours(_root(frame[0]))]
     if not users:
         return MixedTensors(node=node)
     frame, number = users[-1]
@@ -84,8 +84,8 @@ def _value(frame: FrameType, name: str) -> Any:
     value = frame.f_locals.get(owner, frame.f_globals.get(owner))
     if not attribute:
         return value
-    own = vars(value) if hasattr(value, "__dict__") else {}
-    places = (own, *(own.get(held) for held in ("_parameters", "_buffers")))  # of a module of torch
+    attributes = vars(value) if hasattr(value, "__dict__") else {}
+    places = (attributes, *(attributes.get(held) for held in ("_parameters", "_buffers")))  # of a module of torch
     return next((place[attribute] for place in places if isinstance(place, dict) and attribute in place), None)
 
 

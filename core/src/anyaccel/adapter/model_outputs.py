@@ -86,7 +86,7 @@ def probe_outputs(
         ShapeError: no output has the batch as one of its axes.
     """
     first, second = map(run, _PROBED_BATCHES)
-    shapes = [{path: tuple(map(int, each.shape)) for path, each in outputs.items()} for outputs in (first, second)]
+    shapes = [{path: tuple(map(int, output.shape)) for path, output in outputs.items()} for outputs in (first, second)]
     found = [
         OutputSpec(path, TensorSpec(_without(shape, axis), dtype_name(first[path])), axis)
         for path, shape in shapes[0].items()

@@ -108,11 +108,11 @@ class ModelSpec(ABC):
         Raises:
             ConfigError: There are unknown keys.
         """
-        known = [field.name for field in fields(cast(Any, cls))]
-        unknown = sorted(set(config) - set(known))
+        field_names = [field.name for field in fields(cast(Any, cls))]
+        unknown = sorted(set(config) - set(field_names))
         if unknown:
-            problem, hint = f"{cls.model} has no setting {', '.join(unknown)}", did_you_mean(unknown[0], known)
-            raise ConfigError(problem, available=", ".join(known), hint=hint)
+            problem, hint = f"{cls.model} has no setting {', '.join(unknown)}", did_you_mean(unknown[0], field_names)
+            raise ConfigError(problem, available=", ".join(field_names), hint=hint)
         return cls(**config)
 
     def precision_reason(self, precision: str) -> str:

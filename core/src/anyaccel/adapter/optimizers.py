@@ -122,11 +122,11 @@ class NamedRule(UpdateRule):
 
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
         """Return whether the parameters that have slots, at least one, have these in their shape; others are new."""
-        known = {name: w for name, w in parameters.items() if slots.get(name)}
-        return bool(known or not self._slots) and all(
+        present = {name: w for name, w in parameters.items() if slots.get(name)}
+        return bool(present or not self._slots) and all(
             set(slots[name]) == set(self._slots)
             and all(tuple(slot.shape) == tuple(w.shape) for slot in slots[name].values())
-            for name, w in known.items()
+            for name, w in present.items()
         )
 
     def step(
@@ -172,9 +172,9 @@ def settings_of(optimizer: Optimizer, name: str, parameter: Any) -> Optimizer:
 
 def unmatched_patterns(optimizer: Optimizer, names: Iterable[str]) -> list[str]:
     """Return the patterns of groups that no parameter matches; predicates are not checked."""
-    known = list(names)
+    all_names = list(names)
     patterns = [pattern for pattern, _ in optimizer.groups if isinstance(pattern, str)]
-    return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in known)]
+    return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in all_names)]
 
 
 def grouped_rule(optimizer: Optimizer, make: Callable[[Optimizer], UpdateRule]) -> UpdateRule:
@@ -189,7 +189,7 @@ class GroupedRule(UpdateRule):
         super().__init__(optimizer)
         self._make = make
         self._optimizers = [optimizer, *(group for _, group in optimizer.groups)]
-        self._rules = [make(each) for each in self._optimizers]
+        self._rules = [make(optimizer) for optimizer in self._optimizers]
         self.per_parameter = all(rule.per_parameter for rule in self._rules)
         self.needs_value = any(rule.needs_value for rule in self._rules)
         self.shareable = all(rule.shareable for rule in self._rules)
@@ -207,14 +207,14 @@ class GroupedRule(UpdateRule):
         return self._named([rule.table(step, count) for rule in self._rules])
 
     def _named(self, values: list[Any]) -> dict[str, Any]:
-        return {f"{i}|{key}": value for i, own in enumerate(values) for key, value in own.items()}
+        return {f"{i}|{key}": value for i, part in enumerate(values) for key, value in part.items()}
 
     def _parts(self, names: Iterable[str], parameters: Mapping[str, Any]) -> dict[int, list[str]]:
         """Return names of parameters by the number of their group."""
         parts: dict[int, list[str]] = {}
         for name in names:
-            own = settings_of(self.optimizer, name, parameters[name])
-            number = next(i for i, each in enumerate(self._optimizers) if each is own)
+            settings = settings_of(self.optimizer, name, parameters[name])
+            number = next(i for i, optimizer in enumerate(self._optimizers) if optimizer is settings)
             parts.setdefault(number, []).append(name)
         return parts
 
@@ -242,10 +242,12 @@ class GroupedRule(UpdateRule):
         updated: dict[str, Any] = {}
         kept: dict[str, Mapping[str, Any]] = {}
         for i, names in self._parts(gradients, parameters).items():
-            own = {key.partition("|")[2]: value for key, value in coefficients.items() if key.startswith(f"{i}|")}
-            own |= {key: value for key, value in coefficients.items() if key == "value"}
+            group_coefficients = {
+                key.partition("|")[2]: value for key, value in coefficients.items() if key.startswith(f"{i}|")
+            }
+            group_coefficients |= {key: value for key, value in coefficients.items() if key == "value"}
             part = [_some(values, names) for values in (parameters, gradients, slots)]
-            new, new_slots = self._rules[i].step(xp, part[0], part[1], part[2], own)
+            new, new_slots = self._rules[i].step(xp, part[0], part[1], part[2], group_coefficients)
             updated.update(new)
             kept.update(new_slots)
         return updated, kept

@@ -28,7 +28,7 @@ def warn_of_activations(library: LayerLibrary, segment: Segment) -> None:
         takes_logits = _takes_logits(library, term)
         activation = _activation(library, segment, term) if takes_logits is not None else ""
         if takes_logits and activation in _TO_PROBABILITIES:
-            _warned.update(each.model for each in segment.operations if term.inputs[0] in each.outputs)
+            _warned.update(operation.model for operation in segment.operations if term.inputs[0] in operation.outputs)
             _warn(term, f"takes logits, but the model ends with {activation}", f"remove {activation} from the model")
         elif takes_logits is False and activation == "linear":
             _warn(term, "takes probabilities, but the model ends without an activation", "set from_logits=True")
@@ -48,16 +48,16 @@ def _warn(term: LossTerm, problem: str, hint: str) -> None:
 
 def _takes_logits(library: LayerLibrary, term: LossTerm) -> bool | None:
     """Whether a cross entropy takes logits; None for another loss, or where it cannot be known."""
-    own = term.loss.own
-    if own is None:
+    custom_loss = term.loss.own
+    if custom_loss is None:
         return True if term.loss.name in LOSSES and LOSSES[term.loss.name].takes_logits else None
-    if not library.is_loss(own):
+    if not library.is_loss(custom_loss):
         return None
-    if not callable(getattr(own, "get_config", None)) or isinstance(own, type):
-        parameter = inspect.signature(own).parameters.get("from_logits")
+    if not callable(getattr(custom_loss, "get_config", None)) or isinstance(custom_loss, type):
+        parameter = inspect.signature(custom_loss).parameters.get("from_logits")
         given = term.loss.kwargs.get("from_logits", parameter.default if parameter is not None else None)
     else:
-        given = own.get_config().get("from_logits")
+        given = custom_loss.get_config().get("from_logits")
     return given if isinstance(given, bool) else None
 
 

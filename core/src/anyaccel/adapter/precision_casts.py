@@ -47,8 +47,11 @@ def apply_in_precision(
         held = buffers if precision.is_mixed else {name: cast_in(array) for name, array in buffers.items()}
         given = {name: cast_in(array) for name, array in parameters.items()}
         outputs, after = apply(given, held, tuple(map(cast_in, inputs)))
-    own = own_dtype(ops, parameters, inputs)
-    outputs = tuple(output if output is None or own is None else _back(ops, output, dtype, own) for output in outputs)
+    whole_dtype = own_dtype(ops, parameters, inputs)
+    outputs = tuple(
+        output if output is None or whole_dtype is None else _back(ops, output, dtype, whole_dtype)
+        for output in outputs
+    )
     if after is not None:
         after = {name: cast(ops, array, buffers[name].dtype) for name, array in after.items()}
     return outputs, after

@@ -377,7 +377,11 @@ _names_in = functools.lru_cache(maxsize=4096)(_Names)
 
 def _names_read(code: types.CodeType) -> Iterator[tuple[str, str]]:
     """Yield pairs of instruction and name."""
-    yield from ((each.opname, each.argval) for each in dis.get_instructions(code) if isinstance(each.argval, str))
+    yield from (
+        (instruction.opname, instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if isinstance(instruction.argval, str)
+    )
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names_read(constant)

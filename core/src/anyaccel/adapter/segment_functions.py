@@ -88,16 +88,20 @@ class ParameterFlattening:
         if owner not in self._shapes:
             return arrays
         slots = _slot_names(arrays)
-        each = {slot: self._vectors(owner, {name: kept[slot] for name, kept in arrays.items()}) for slot in slots}
-        return {dtype: {slot: each[slot][dtype] for slot in slots} for dtype in self._shapes[owner]}
+        slot_vectors = {
+            slot: self._vectors(owner, {name: kept[slot] for name, kept in arrays.items()}) for slot in slots
+        }
+        return {dtype: {slot: slot_vectors[slot][dtype] for slot in slots} for dtype in self._shapes[owner]}
 
     def _slot_arrays(self, owner: str, vectors: Arrays) -> Arrays:
         if owner not in self._shapes:
             return vectors
         slots = _slot_names(vectors)
-        each = {slot: self._arrays(owner, {dtype: kept[slot] for dtype, kept in vectors.items()}) for slot in slots}
+        slot_arrays = {
+            slot: self._arrays(owner, {dtype: kept[slot] for dtype, kept in vectors.items()}) for slot in slots
+        }
         names = [name for shapes in self._shapes[owner].values() for name in shapes]
-        return {name: {slot: each[slot][name] for slot in slots} for name in names}
+        return {name: {slot: slot_arrays[slot][name] for slot in slots} for name in names}
 
 
 def plan_flattening(
@@ -332,9 +336,9 @@ class SegmentFunctions:
         parameters, slots = dict(state["parameters"]), dict(state["slots"])
         with self.tracing():
             for group, owners in self.reached.items():
-                own = {owner: gradients[owner] for owner in owners}
+                owner_gradients = {owner: gradients[owner] for owner in owners}
                 for updated, kept in self._updates(
-                    group, own, state, self._optimizer.with_value(group, coefficients, value)
+                    group, owner_gradients, state, self._optimizer.with_value(group, coefficients, value)
                 ):
                     parameters.update(updated)
                     slots.update(kept)

@@ -66,7 +66,7 @@ class Observers:
         try:
             yield
         finally:
-            self._records = tuple(each for each in self._records if each is not record)
+            self._records = tuple(other for other in self._records if other is not record)
 
 
 class ObservesTransfers(Capability):

@@ -42,7 +42,9 @@ def xla_programs(profile: bytes) -> dict[tuple[str, int], Program]:
                 if named is None:
                     continue
                 contents = [program for stat in _each(metadata, _STATS) for program in _each(stat, _STAT_BYTES)]
-                programs[named[1], int(named[2])] = dict(pair for each in contents for pair in _instructions(each))
+                programs[named[1], int(named[2])] = dict(
+                    pair for content in contents for pair in _instructions(content)
+                )
     return programs
 
 
@@ -50,7 +52,7 @@ def _instructions(program: bytes) -> Iterator[tuple[str, str]]:
     for module in _each(program, _MODULE):
         for computation in _each(module, _COMPUTATIONS):
             for instruction in _each(computation, _INSTRUCTIONS):
-                scope = next((_text(each, _OP_NAME) for each in _each(instruction, _OP_METADATA)), "")
+                scope = next((_text(metadata, _OP_NAME) for metadata in _each(instruction, _OP_METADATA)), "")
                 yield _text(instruction, 1), scope
 
 
@@ -83,8 +85,8 @@ def with_nodes(
         name = arguments.get("hlo_op", "")
         scopes = [program.get(name, "") for program in possible.get(_program_of(arguments), ())]
         scopes = scopes or [arguments.get("scope", "")]
-        found = {node_in(scope, nodes) for scope in scopes}
-        node = found.pop() if len(found) == 1 else None
+        matches = {node_in(scope, nodes) for scope in scopes}
+        node = matches.pop() if len(matches) == 1 else None
         if node is not None:
             event["name"] = f"{node}: {event['name']}"
             event["args"] |= {"node": node, "scope": scopes[0]}
@@ -102,8 +104,8 @@ def _possible(
     if numbers_hold and number is not None:
         program = programs.get((name, int(number) % 2**64))
         return [] if program is None else [program]
-    own = [program for (other, _), program in programs.items() if other == name]
-    return [program for program in own if program.keys() >= set(instructions)]
+    candidates = [program for (other, _), program in programs.items() if other == name]
+    return [program for program in candidates if program.keys() >= set(instructions)]
 
 
 def node_in(scope: str, nodes: Mapping[str, str]) -> str | None:

@@ -43,9 +43,9 @@ def served_backends(framework: str | None) -> list[tuple[Plugin, int]]:
 
 def served_kinds(backend: Backend) -> list[str]:
     """Return the kinds of device that a backend serves for its framework."""
-    known = registry()
-    pairs = [(backend.framework, kind) for kind in backend.kinds if known.serves(backend.framework, kind)]
-    return [kind for framework, kind in pairs if known.find(framework, kind) is backend]
+    registered = registry()
+    pairs = [(backend.framework, kind) for kind in backend.kinds if registered.serves(backend.framework, kind)]
+    return [kind for framework, kind in pairs if registered.find(framework, kind) is backend]
 
 
 def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -> dict[str, Any]:
@@ -82,10 +82,10 @@ def merged(listings: Iterable[tuple[Plugin, Mapping[str, Any]]]) -> list[dict[st
     """Merge the lists of the backends of each framework: `framework`, `devices`, `missing`. Plugins get their
     faults.
     """
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for plugin, listing in listings:
         name = listing["framework"]
-        whole = found.setdefault(name, {"framework": name, "devices": [], "missing": []})
+        whole = result.setdefault(name, {"framework": name, "devices": [], "missing": []})
         for fault in listing["faults"]:
             plugin.add_fault(fault, "")
             whole["missing"].append({"kind": "any", "reason": f"plugin {plugin} is broken: {fault}"})
@@ -94,7 +94,7 @@ def merged(listings: Iterable[tuple[Plugin, Mapping[str, Any]]]) -> list[dict[st
             whole["missing"].append({"kind": "any", "reason": f"plugin {plugin} is slow: {delay}"})
         whole["devices"] += listing["devices"]
         whole["missing"] += listing["missing"]
-    return list(found.values())
+    return list(result.values())
 
 
 def describe_broken(plugins: Iterable[Plugin]) -> list[dict[str, str]]:
@@ -108,8 +108,8 @@ def _expected(plugin: Plugin, backend: Backend, machine: Machine | None) -> dict
     if machine is None or expected is None:
         return None
     try:
-        found = expected.expected_devices(machine)
-        return None if found is None else dict(found)
+        devices = expected.expected_devices(machine)
+        return None if devices is None else dict(devices)
     except Exception as error:
         plugin.add_fault("expected_devices() of its backend", f"raised {type(error).__name__}: {error}")
         return None
@@ -120,8 +120,8 @@ def _describe(backend: Backend, device: Device, info: DeviceInfo) -> dict[str, A
 
 
 def _missing_kinds(backend: Backend, kinds: list[str], devices: Iterable[Device]) -> list[dict[str, str]]:
-    found = {device.kind for device in devices}
-    missing = [kind for kind in kinds if kind not in found]
+    present_kinds = {device.kind for device in devices}
+    missing = [kind for kind in kinds if kind not in present_kinds]
     return [{"kind": kind, "reason": registry().ask(backend, "unavailable_reason", Device(kind))} for kind in missing]
 
 

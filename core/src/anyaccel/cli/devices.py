@@ -30,16 +30,16 @@ def run(
     Raises:
         FrameworkError: no plugin runs the framework.
     """
-    found = None if ask else expected(framework, timeout)
-    if found is None:
+    expected_devices = None if ask else expected(framework, timeout)
+    if expected_devices is None:
         from anyaccel.cli.framework_probes import probe_all  # imports what the fast way does without
 
-        found = probe_all(framework, timeout, load())
+        expected_devices = probe_all(framework, timeout, load())
     if as_json:
-        print_json(found)
+        print_json(expected_devices)
     else:
-        listings = found["frameworks"]
-        known = list(listings)
+        listings = expected_devices["frameworks"]
+        frameworks = list(listings)
         rows = [
             (
                 device["device"],
@@ -49,13 +49,13 @@ def run(
                 format_size(device["total_memory"]),
                 device["identity"],
             )
-            for listing in known
+            for listing in frameworks
             for device in listing["devices"]
         ]
         print_table(("device", "native name", "product", "vendor", "memory", "identity"), rows)
-        for line in _reasons(known):
+        for line in _reasons(frameworks):
             print_line(line, style="dim")
-        print_broken(found["broken"])
+        print_broken(expected_devices["broken"])
 
 
 def print_broken(broken: Iterable[Mapping[str, str]]) -> None:

@@ -94,11 +94,11 @@ def _no_working_directory() -> Iterator[None]:
 
 
 def _get(module: ModuleType, name: str, attribute: str) -> Any:
-    found: Any = module
+    target: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            names = [each for each in vars(module) if not each.startswith("_")]
+        if not hasattr(target, part):
+            names = [name for name in vars(module) if not name.startswith("_")]
             hint = did_you_mean(part, names, "name an object of the module")
             raise ConfigError(f"{name} has no {attribute!r}", available=", ".join(names[:20]), hint=hint)
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target

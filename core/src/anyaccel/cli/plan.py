@@ -57,17 +57,17 @@ class PlanTarget:
 
 
 def _graph_of(module: ModuleType, name: str | None) -> ModelGraph:
-    found = {key: graph for key, value in vars(module).items() if (graph := _as_graph(value)) is not None}
+    graphs = {key: graph for key, value in vars(module).items() if (graph := _as_graph(value)) is not None}
     if name is not None:
-        if name not in found:
+        if name not in graphs:
             problem = f"{module.__name__} has no graph or experiment {name!r}"
-            raise ConfigError(problem, available=", ".join(found), hint="name one of these with --graph")
-        return found[name]
-    if len({id(graph) for graph in found.values()}) != 1:
-        problem = f"{module.__name__} has {'several graphs' if found else 'no graph'}"
-        hint = "name one with --graph" if found else "keep the ModelGraph or Experiment in a global variable"
-        raise ConfigError(problem, available=", ".join(found), hint=hint)
-    return next(iter(found.values()))
+            raise ConfigError(problem, available=", ".join(graphs), hint="name one of these with --graph")
+        return graphs[name]
+    if len({id(graph) for graph in graphs.values()}) != 1:
+        problem = f"{module.__name__} has {'several graphs' if graphs else 'no graph'}"
+        hint = "name one with --graph" if graphs else "keep the ModelGraph or Experiment in a global variable"
+        raise ConfigError(problem, available=", ".join(graphs), hint=hint)
+    return next(iter(graphs.values()))
 
 
 def _as_graph(value: Any) -> ModelGraph | None:
@@ -99,7 +99,7 @@ def run_plan(target: PlanTarget, output: Output) -> int:
         _write(output.html, plan.to_html(_drawing(graph, plan)))
     if output.as_json:
         document: dict[str, Any] = {"plan": plan.to_dict(), "not_covered": list(plan.not_covered), "fits": plan.fits}
-        document |= {"advice": [each.to_dict() for each in advice]} if output.advise else {}
+        document |= {"advice": [recommendation.to_dict() for recommendation in advice]} if output.advise else {}
         document |= {} if difference is None else {"differences": difference.to_dict()}
         print_json(document)
         return status_of(plan)
@@ -125,14 +125,19 @@ def run_plan(target: PlanTarget, output: Output) -> int:
         for c in plan.crossings
     ]
     _print_section(("edge", "between", "route", "memory", "a step"), edges)
-    _print_section(("setting", "choice", "why"), [(each.what, each.choice, each.why) for each in plan.decisions])
+    _print_section(
+        ("setting", "choice", "why"), [(decision.what, decision.choice, decision.why) for decision in plan.decisions]
+    )
     for note in plan.notes:
         print_line(f"note: {note}")
     print_line("")
     _print_memory(plan)
     if output.advise:
         print_line("")
-        print_table(("practice", "verdict", "figure"), [(each.practice, each.verdict, each.figure) for each in advice])
+        print_table(
+            ("practice", "verdict", "figure"),
+            [(recommendation.practice, recommendation.verdict, recommendation.figure) for recommendation in advice],
+        )
     if difference is not None:
         print_line(f"\ncompared with the plan in {output.compare}:")
         print_line(str(difference))
@@ -185,8 +190,8 @@ def _place(plan: Plan, node: str) -> int:
 
 
 def _conclusion(plan: Plan) -> int:
-    for each in plan.not_covered:
-        print_line(f"not covered: {each}", style="yellow")
+    for reason in plan.not_covered:
+        print_line(f"not covered: {reason}", style="yellow")
     status = status_of(plan)
     told = {FITS: "it fits", DOES_NOT_FIT: "it does not fit", NOT_COVERED: "whether it fits is unknown"}[status]
     print_line(told, style="" if status == FITS else "red" if status == DOES_NOT_FIT else "yellow")
@@ -203,8 +208,8 @@ def _print_memory(plan: Plan) -> None:
     names = (*CATEGORIES, "headroom", "capacity")
     rows = [(f"{m.framework} {m.device}", *(covered(getattr(m, name)) for name in names)) for m in plan.memory]
     print_table(("memory of", *names), rows)
-    for each in plan.activations:
-        print_line(activation_line(each))
+    for node in plan.activations:
+        print_line(activation_line(node))
 
 
 def _saved(path: str) -> Plan:

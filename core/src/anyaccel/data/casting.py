@@ -62,13 +62,13 @@ def _representable(array: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
         wide = array.astype(np.float64)
         # high + 1 is a power of two and thus exact in float64, which high itself need not be.
         return np.asarray((wide == np.trunc(wide)) & (wide >= float(low)) & (wide < float(high + 1)))
-    own = np.iinfo(array.dtype)
-    return np.asarray((array >= max(low, own.min)) & (array <= min(high, own.max)))
+    limits = np.iinfo(array.dtype)
+    return np.asarray((array >= max(low, limits.min)) & (array <= min(high, limits.max)))
 
 
 def _representable_as_float(array: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return np.asarray(np.isfinite(array.astype(target)) | ~np.isfinite(array))
-    own, exact = np.iinfo(array.dtype), 2 ** (np.finfo(target).nmant + 1)
-    return np.asarray((array >= max(-exact, own.min)) & (array <= min(exact, own.max)))
+    limits, exact = np.iinfo(array.dtype), 2 ** (np.finfo(target).nmant + 1)
+    return np.asarray((array >= max(-exact, limits.min)) & (array <= min(exact, limits.max)))

@@ -375,7 +375,7 @@ class FeatureSetView(_SplitRows):
 
 def _registered(view: FeatureSetView, positions: Mapping[str, np.ndarray]) -> dict[str, FeatureSetView]:
     """Register splits, given by positions within a view, in its feature set."""
-    return view.feature_set.add_splits({name: view.rows[own] for name, own in positions.items()})
+    return view.feature_set.add_splits({name: view.rows[indices] for name, indices in positions.items()})
 
 
 @constructor_hints
@@ -798,7 +798,9 @@ class FeatureSet(_SplitRows):
             ColumnError: a column of `group_by` that does not exist, has nulls or NaN, or is not scalar.
         """
         self._splits.check_names(rows)
-        views = {name: self._splits.known_or(name, FeatureSetView(self, name, own)) for name, own in rows.items()}
+        views = {
+            name: self._splits.known_or(name, FeatureSetView(self, name, indices)) for name, indices in rows.items()
+        }
         if views:
             check_groups(self, group_by, {name: view.rows for name, view in views.items()})
         self._splits.by_name.update(views)

@@ -135,16 +135,16 @@ def checked_pads(label: str, pad: Any, columns: Mapping[str, str]) -> dict[str, 
             hint=f"write pad={{{next(iter(columns))!r}: 0}}",
         )
     pads = {name: value if isinstance(value, Pad) else Pad(value) for name, value in pad.items()}
-    for name, own in pads.items():
+    for name, column_pad in pads.items():
         if columns.get(name) not in ("feature", "target"):
             raise ColumnError(
                 f"pad= of {label!r} names {shown(name)}, which is not a feature or target",
-                available=listed(each for each, role in columns.items() if role != "tag"),
+                available=listed(name for name, role in columns.items() if role != "tag"),
                 hint="name columns that are features or targets",
             )
-        if own.mask is not None and own.mask in columns:
+        if column_pad.mask is not None and column_pad.mask in columns:
             raise ColumnError(
-                f"the mask of {name!r} of {label!r} is called {own.mask!r}, but a column has that name",
+                f"the mask of {name!r} of {label!r} is called {column_pad.mask!r}, but a column has that name",
                 available=listed(columns),
                 hint="choose another name for the mask, or leave mask= out and use the column",
             )

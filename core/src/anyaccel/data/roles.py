@@ -177,7 +177,7 @@ def _without_rest(label: str, columns: Sequence[str], given: RoleNames) -> list[
     named = [() if names is ... else names_of(names) for names in given]
     taken = {name for names in named for name in names}
     rest = names_of(dict.fromkeys(name for name in columns if name not in taken)) if open_ else ()
-    return [rest if names is ... else own for names, own in zip(given, named, strict=True)]
+    return [rest if names is ... else listed for names, listed in zip(given, named, strict=True)]
 
 
 def chosen_roles(label: str, schema: Any, given: RoleNames) -> dict[str, str]:

@@ -193,11 +193,11 @@ class SimpleSampler(Sampler):
             ConfigError: not such a configuration: an unknown key, or no batch size.
             SamplerError: an invalid setting.
         """
-        known = [field.name for field in fields(cls)]
-        if not isinstance(config, Mapping) or "batch_size" not in config or set(config) - set(known):
+        field_names = [field.name for field in fields(cls)]
+        if not isinstance(config, Mapping) or "batch_size" not in config or set(config) - set(field_names):
             raise ConfigError(
                 f"{shown(config)} is not the configuration of a sampler",
-                available=f"keys: {', '.join(known)}",
+                available=f"keys: {', '.join(field_names)}",
                 hint="pass batch_size and only keys from this list",
             )
         return cls(**config)

@@ -53,8 +53,8 @@ class SavedRows(Rows):
 
     def largest(self, columns: Sequence[str]) -> int | None:
         """The largest number in columns of integers over the whole feature set; None of other columns."""
-        known = [self._largest.get(name) for name in columns]
-        return max((number for number in known if number is not None), default=None) if None not in known else None
+        sizes = [self._largest.get(name) for name in columns]
+        return max((number for number in sizes if number is not None), default=None) if None not in sizes else None
 
     def column(self, name: str) -> Any:
         if name not in self._roles:
@@ -181,7 +181,7 @@ def saved_rows(
         "table": _stored(_chosen(rows, kept), arrays, paths[0]),
         "original": None if before is None else _stored(before, arrays, paths[1]),
         "is_transformed": bool(getattr(base, "is_transformed", transforms)),
-        "transforms": [each.get_config(arrays, f"{paths[2]}/{i}") for i, each in enumerate(relevant)],
+        "transforms": [transform.get_config(arrays, f"{paths[2]}/{i}") for i, transform in enumerate(relevant)],
         "largest": {name: largest for name in kept if (largest := _largest(base, name)) is not None},
     }
 

@@ -310,16 +310,18 @@ def labelled_sets(
     parts = [_columns(rules, wired, table, pads, with_labels=with_labels) for table in data]
     if with_labels:
         all_counts = [_counts(rules, wired, columns) for columns in parts]
-        counts = counts or len({total for found in all_counts if found for total in found[1].tolist()}) > 1
-        if counts and all(found is not None for found in all_counts):
-            for columns, found in zip(parts, all_counts, strict=True):
-                columns[COUNTED] = found[0]  # type: ignore[index]
+        counts = counts or len({total for counts in all_counts if counts for total in counts[1].tolist()}) > 1
+        if counts and all(counts is not None for counts in all_counts):
+            for columns, part_counts in zip(parts, all_counts, strict=True):
+                columns[COUNTED] = part_counts[0]  # type: ignore[index]
         else:
             counts = False
     for name in parts[0]:
         lengths = [_lengths(columns[name]) for columns in parts]
-        ragged = [each for each in lengths if each is not None]
-        if len({length for each in ragged for length in each.tolist()}) < 2 and len(ragged) == len(lengths):
+        ragged = [row_lengths for row_lengths in lengths if row_lengths is not None]
+        if len({length for row_lengths in ragged for length in row_lengths.tolist()}) < 2 and len(ragged) == len(
+            lengths
+        ):
             pads.pop(name, None)
         elif ragged:
             pads[name] = pads.get(name) or _pad(rules, wired, name)

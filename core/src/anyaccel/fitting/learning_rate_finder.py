@@ -255,13 +255,13 @@ def _rising(graph: ModelGraph, factors: np.ndarray) -> Iterator[None]:
 
     everybody: list[Any] = [graph, *_nodes(graph)]
     owners = [owner for owner in everybody if owner.optimizer is not None]
-    own = [owner.optimizer for owner in owners]
+    optimizers = [owner.optimizer for owner in owners]
     try:
         for owner in owners:
             owner.optimizer = _with_schedule(owner.optimizer, Schedule(factor))
         yield
     finally:
-        for owner, optimizer in zip(owners, own, strict=True):
+        for owner, optimizer in zip(owners, optimizers, strict=True):
             owner.optimizer = optimizer
 
 

@@ -50,7 +50,7 @@ class ModelLoss:
         self.model = model
         parameters = _parameters(model)
         self.arguments = tuple(parameters)
-        self.required = tuple(name for name, each in parameters.items() if each.default is each.empty)
+        self.required = tuple(name for name, parameter in parameters.items() if parameter.default is parameter.empty)
         self.labels = tuple(name for name in self.label_names() if name in parameters)
 
     @property
@@ -272,4 +272,4 @@ def _parameters(model: Any) -> dict[str, inspect.Parameter]:
     signature = backend.signature(model) if backend.calls_by_keyword else None
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = {} if signature is None else signature.parameters
-    return {name: each for name, each in parameters.items() if each.kind in named}
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}

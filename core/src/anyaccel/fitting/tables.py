@@ -128,8 +128,8 @@ def _named_columns(part: Any, given: Names, usual: str) -> dict[str, Any]:
     names = getattr(part, "columns", None)
     if names is not None:
         return {name: part[name] for name in names_of(names)}
-    own = getattr(part, "name", None)
-    only = names_of(given) or ((own,) if isinstance(own, str) else (usual,))
+    step_name = getattr(part, "name", None)
+    only = names_of(given) or ((step_name,) if isinstance(step_name, str) else (usual,))
     return {only[0] if len(only) == 1 else usual: part}
 
 
@@ -284,7 +284,9 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
     Raises:
         DataError, ColumnError: Columns are missing or have wrong types or shapes.
     """
-    by_role = {role: [n for n, own in columns.items() if own["role"] == role] for role in ("feature", "tag", "target")}
+    by_role = {
+        role: [n for n, column in columns.items() if column["role"] == role] for role in ("feature", "tag", "target")
+    }
     features, targets = by_role["feature"], by_role["target"] if with_target else []
     if hasattr(data, "shape") and not is_table(data):
         inputs = features or by_role["tag"]
@@ -330,7 +332,7 @@ def _missing_columns(missing: Sequence[str], needed: Sequence[str], names: Seque
     close |= {name: [other_case[name.casefold()]] for name in missing if name.casefold() in other_case}
     hint = f"pass a table with {', '.join(map(repr, needed))}; other columns are left out"
     if all(close.values()):
-        hint = f"rename columns: { ({found[0]: name for name, found in close.items()})!r}"
+        hint = f"rename columns: { ({matches[0]: name for name, matches in close.items()})!r}"
     what = "column is" if len(missing) == 1 else "columns are"
     problem = f"{len(missing)} {what} missing that the model was trained with: {listed(map(repr, missing))}"
     return ColumnError(problem, cause=f"the table has {listed(map(repr, names))}", hint=hint)

@@ -30,7 +30,9 @@ def data_configs(nodes: Iterable[Node]) -> tuple[dict[str, Any], dict[str, np.nd
         transforms = enumerate(_transforms(feature_set, nodes))
         configs[label] = {
             "columns": {name: _column(feature_set, name) for name in feature_set.columns},
-            "transforms": [each.get_config(arrays, f"{PREFIX}{label}/{number}") for number, each in transforms],
+            "transforms": [
+                transform.get_config(arrays, f"{PREFIX}{label}/{number}") for number, transform in transforms
+            ],
         }
     return configs, arrays
 
@@ -43,8 +45,8 @@ def transform_arrays(nodes: Iterable[Node]) -> dict[str, np.ndarray]:
 def _transforms(feature_set: FeatureSet, nodes: Iterable[Node]) -> list[FittedTransform]:
     """Return the transforms of the columns that nodes take, and of the targets, the oldest first."""
     references = [up for node in nodes for up in node.upstreams if isinstance(up, Reference)]
-    own = [reference for reference in references if reference.feature_set is feature_set]
-    names = dict.fromkeys(name for reference in own for name in (*reference.features, *reference.targets))
+    references_of_set = [reference for reference in references if reference.feature_set is feature_set]
+    names = dict.fromkeys(name for reference in references_of_set for name in (*reference.features, *reference.targets))
     return relevant_transforms(feature_set.transforms, [*names, *feature_set.targets])[::-1]
 
 
@@ -135,14 +137,14 @@ def with_schemas(
 
 def _listed(label: str, entry: Any) -> list[Mapping[str, Any]]:
     given = entry.get("transforms") if isinstance(entry, Mapping) else None
-    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+    if not isinstance(given, list) or not all(isinstance(entry, Mapping) for entry in given):
         raise ConfigError(f"{shown(entry)} is not the configuration of the data {label!r}", hint=_HINT)
     return given
 
 
 def _columns(label: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
     given = entry.get("columns")
-    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping) for each in given.values()):
+    if not isinstance(given, Mapping) or not all(isinstance(column, Mapping) for column in given.values()):
         raise ConfigError(f"{shown(given)} are not the columns of the data {label!r}", hint=_HINT)
     return given
 

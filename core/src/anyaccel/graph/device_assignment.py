@@ -115,12 +115,12 @@ class DeviceAssigner:
             # A kind of ANYACCEL_DEVICE that no machine has would be the CPU, with a warning that looks like any
             # other.
             kind = default.device.kind
-            known = {each for framework in self.registry.frameworks for each in self.registry.kinds(framework)}
-            if kind not in known | _OFTEN_ABSENT:
+            kinds = {kind for framework in self.registry.frameworks for kind in self.registry.kinds(framework)}
+            if kind not in kinds | _OFTEN_ABSENT:
                 raise DeviceUnavailableError(
                     f"the environment variable {DEFAULT_DEVICE} requests {kind!r}, which no installed plugin supports",
-                    available=", ".join(sorted(known)),
-                    hint=kind_hint(kind, known, f"set {DEFAULT_DEVICE}=cpu, or unset it"),
+                    available=", ".join(sorted(kinds)),
+                    hint=kind_hint(kind, kinds, f"set {DEFAULT_DEVICE}=cpu, or unset it"),
                 )
         labels = [label for label in self.shapes.order if label in active]
         models = [node for label in labels if isinstance(node := self.nodes[label], ModelNode)]
@@ -151,7 +151,7 @@ class DeviceAssigner:
         raise DeviceUnavailableError(
             f"{accelerator.spec!r} is not on this machine" + (f" ({'; '.join(sorted(reasons))})" if reasons else ""),
             available=", ".join(map(str, sorted(devices))),
-            hint=otherwise if serving else kind_hint(device.kind, {each.kind for each in devices}, otherwise),
+            hint=otherwise if serving else kind_hint(device.kind, {device.kind for device in devices}, otherwise),
         )
 
     def _model(self, node: ModelNode, chosen: Device | None) -> Assignment:
@@ -182,8 +182,8 @@ class DeviceAssigner:
         """Yield the rejected requests; `decider` is the level before a fallback, `kind` is the kind of the requested
         device.
         """
-        own, environment = node.accelerator, os.environ.get(DEFAULT_DEVICE, "").strip()
-        asked = {"node": own, "phase": self.accelerator}
+        node_accelerator, environment = node.accelerator, os.environ.get(DEFAULT_DEVICE, "").strip()
+        asked = {"node": node_accelerator, "phase": self.accelerator}
         requests = [
             LevelRequest(level, accelerator.spec) for level, accelerator in asked.items() if accelerator is not None
         ]
@@ -382,16 +382,20 @@ def _check_precision(node: ModelNode, assignment: Assignment, name: str) -> None
     backend, framework, device = assignment.backend, assignment.framework, assignment.device
     problem = f"node {node.label!r} cannot be computed with precision={name!r} on {device}"
     computes = backend.capability(ComputesPrecision)
-    known = () if computes is None else computes.precisions
-    if computes is None or name not in known:
+    precisions = () if computes is None else computes.precisions
+    if computes is None or name not in precisions:
         raise CapabilityError(
             f"{problem}: the plugin of {framework} does not support it",
-            available=", ".join(map(repr, known)),
-            hint=f"write precision={known[0]!r}" if known else "leave precision out",
+            available=", ".join(map(repr, precisions)),
+            hint=f"write precision={precisions[0]!r}" if precisions else "leave precision out",
         )
     reason = computes.precision_reason(node.model, name, device)
     if reason:
-        others = [each for each in known if each != name and not computes.precision_reason(node.model, each, device)]
+        others = [
+            precision
+            for precision in precisions
+            if precision != name and not computes.precision_reason(node.model, precision, device)
+        ]
         raise CapabilityError(
             f"{problem}: {reason}",
             available=", ".join(map(repr, others)),
@@ -430,11 +434,17 @@ def segment_precision(
     labels: Iterable[str], assigned: Mapping[str, Assignment], nodes: Mapping[str, Node], request: Request
 ) -> SegmentPrecision | None:
     """Return the precisions of the operations of a segment for a backend; None if all equal those of their models."""
-    own = [assigned[label] for label in labels]
-    precisions = tuple((each.node, NodePrecision(each.precision)) for each in own if each.precision)
-    recomputed = tuple((each.node, str(getattr(nodes[each.node], "remat", ""))) for each in own if each.recomputed)
+    assignments = [assigned[label] for label in labels]
+    precisions = tuple(
+        (assignment.node, NodePrecision(assignment.precision)) for assignment in assignments if assignment.precision
+    )
+    recomputed = tuple(
+        (assignment.node, str(getattr(nodes[assignment.node], "remat", "")))
+        for assignment in assignments
+        if assignment.recomputed
+    )
     scaled = request.training and any(
-        NodePrecision(each.precision).scales_losses for each in assigned.values() if each.precision
+        NodePrecision(assignment.precision).scales_losses for assignment in assigned.values() if assignment.precision
     )
     if not (precisions or recomputed or scaled):
         return None
@@ -448,12 +458,12 @@ def check_loss_scale(assigned: Mapping[str, Assignment]) -> None:
         CapabilityError: another framework of the graph cannot scale losses.
     """
     narrow = next((a for a in assigned.values() if a.precision and NodePrecision(a.precision).scales_losses), None)
-    for each in assigned.values() if narrow is not None else ():
-        computes = each.backend.capability(ComputesPrecision)
+    for assignment in assigned.values() if narrow is not None else ():
+        computes = assignment.backend.capability(ComputesPrecision)
         if computes is None or "fp16-mixed" not in computes.precisions:
             raise CapabilityError(
                 f"node {narrow.node if narrow else ''!r} is trained in fp16-mixed, which scales all losses, but "
-                f"the plugin of {each.framework}, which computes node {each.node!r}, cannot scale them",
+                f"the plugin of {assignment.framework}, which computes node {assignment.node!r}, cannot scale them",
                 hint="write precision='bf16-mixed', which needs no loss scale",
             )
 
@@ -468,14 +478,16 @@ def matmul_precisions(
     """
     if given is None:
         return []
-    backends = {each.framework: each.backend.capability(ComputesPrecision) for each in assigned.values()}
-    known = {name: () if computes is None else computes.matmul_precisions for name, computes in backends.items()}
+    backends = {
+        assignment.framework: assignment.backend.capability(ComputesPrecision) for assignment in assigned.values()
+    }
+    allowed = {name: () if computes is None else computes.matmul_precisions for name, computes in backends.items()}
     by_framework = (
-        dict(given) if isinstance(given, Mapping) else {name: given for name in known if _has(known[name], given)}
+        dict(given) if isinstance(given, Mapping) else {name: given for name in allowed if _has(allowed[name], given)}
     )
-    available = "; ".join(f"{name}: {', '.join(map(repr, values))}" for name, values in known.items() if values)
+    available = "; ".join(f"{name}: {', '.join(map(repr, values))}" for name, values in allowed.items() if values)
     for name, value in by_framework.items() or [("", given)]:
-        if name not in known or not _has(known[name], value):
+        if name not in allowed or not _has(allowed[name], value):
             setting = {name: value} if isinstance(given, Mapping) else given
             raise PhaseError(
                 f"phase {phase!r}: no framework of the graph has matmul_precision={shown(setting)}",
@@ -494,17 +506,17 @@ def float32_notes(given: Any, assigned: Mapping[str, Assignment], nodes: Mapping
     precision.
     """
     found = []
-    for label, each in assigned.items():
-        model, computes = getattr(nodes[label], "model", None), each.backend.capability(ComputesPrecision)
-        narrow = bool(each.precision) and NodePrecision(each.precision).dtype != "float32"
+    for label, assignment in assigned.items():
+        model, computes = getattr(nodes[label], "model", None), assignment.backend.capability(ComputesPrecision)
+        narrow = bool(assignment.precision) and NodePrecision(assignment.precision).dtype != "float32"
         if given is None and model is not None and not narrow and computes is not None:
-            found.append(computes.float32_note(model, each.device))
+            found.append(computes.float32_note(model, assignment.device))
     yield from filter(None, dict.fromkeys(found))
 
 
 def _has(values: Iterable[Any], value: Any) -> bool:
     """Whether a value is among some, where True is not 1."""
-    return any(type(each) is type(value) and each == value for each in values)
+    return any(type(candidate) is type(value) and candidate == value for candidate in values)
 
 
 # -- Resolution: what a phase asks of a graph, and what `resolve` makes of it: a plan, and what carries it out ---------

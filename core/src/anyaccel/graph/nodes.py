@@ -331,7 +331,8 @@ def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path
     upstreams, paths = zip(*pairs, strict=True)
     is_positional = paths == tuple((i,) for i in range(len(paths)))
     checked = (
-        _upstream(label, each, by_keyword=isinstance(path[0], str)) for each, path in zip(upstreams, paths, strict=True)
+        _upstream(label, upstream, by_keyword=isinstance(path[0], str))
+        for upstream, path in zip(upstreams, paths, strict=True)
     )
     return tuple(checked), () if is_positional else paths
 

@@ -129,7 +129,10 @@ class Plan:
         """
         assignment = self[node]
         where = f"{self._where(assignment.device)} ({assignment.framework}: {assignment.native_name})"
-        refused = [f"{_WHOSE[each.level]} {each.wish!r} was not taken: {each.why}." for each in assignment.rejected]
+        refused = [
+            f"{_WHOSE[rejection.level]} {rejection.wish!r} was not taken: {rejection.why}."
+            for rejection in assignment.rejected
+        ]
         return " ".join([f"{node} runs on {where} because {_described(assignment)}.", *refused])
 
     @property
@@ -138,24 +141,31 @@ class Plan:
         if not self.memory:
             return ("memory: a plan of a run has no figures; use experiment.plan(phase)",)
         figures = [
-            f"{name} of {each.framework} on {each.device}: {why}"
-            for each in self.memory
-            for name, why in each.gaps.items()
+            f"{name} of {device_memory.framework} on {device_memory.device}: {why}"
+            for device_memory in self.memory
+            for name, why in device_memory.gaps.items()
         ]
         return (
             *figures,
-            *(f"memory saved by remat of {each.node}: {each.gap}" for each in self.activations if each.gap),
+            *(
+                f"memory saved by remat of {activations.node}: {activations.gap}"
+                for activations in self.activations
+                if activations.gap
+            ),
         )
 
     @property
     def fits(self) -> bool | None:
         """Whether the phase fits into the memory of each device: False if one is too small; None if unknown."""
-        known: dict[Device, int] = {}
-        for each in self.memory:  # frameworks share a device
-            known[each.device] = known.get(each.device, 0) + each.known
-        if any(each.capacity is not None and known[each.device] > each.capacity for each in self.memory):
+        used: dict[Device, int] = {}
+        for device_memory in self.memory:  # frameworks share a device
+            used[device_memory.device] = used.get(device_memory.device, 0) + device_memory.known
+        if any(
+            device_memory.capacity is not None and used[device_memory.device] > device_memory.capacity
+            for device_memory in self.memory
+        ):
             return False
-        return True if self.memory and all(each.fits for each in self.memory) else None
+        return True if self.memory and all(device_memory.fits for device_memory in self.memory) else None
 
     def diff(self, other: Plan) -> PlanDiff:
         """Compare this plan with another one, for example of the same phase on another machine.
@@ -235,9 +245,9 @@ class Plan:
             **plain,
             "notes": list(self.notes),
             **replicas,
-            "memory": [each.to_dict() for each in self.memory],
-            "activations": [each.to_dict() for each in self.activations],
-            "decisions": [_to_dict(each) for each in self.decisions],
+            "memory": [device_memory.to_dict() for device_memory in self.memory],
+            "activations": [activations.to_dict() for activations in self.activations],
+            "decisions": [_to_dict(decision) for decision in self.decisions],
             "batch_size": self.batch_size,
             "machine": self.machine,
         }
@@ -251,12 +261,12 @@ class Plan:
             ConfigError: not such a dict.
         """
         try:
-            lists = {name: [read_entry(entry, each) for each in given[key]] for name, (key, entry) in _ENTRIES.items()}
+            lists = {name: [read_entry(entry, item) for item in given[key]] for name, (key, entry) in _ENTRIES.items()}
             tuples: dict[str, Any] = {name: tuple(entries) for name, entries in lists.items()}
-            tuples["replicas"] = tuple(Device.parse(each) for each in given.get("replicas", ()))
+            tuples["replicas"] = tuple(Device.parse(text) for text in given.get("replicas", ()))
             tuples["memory"] = tuple(map(DeviceMemory.from_dict, given.get("memory", ())))
             tuples["activations"] = tuple(map(NodeActivations.from_dict, given.get("activations", ())))
-            tuples["decisions"] = tuple(read_entry(Decision, each) for each in given.get("decisions", ()))
+            tuples["decisions"] = tuple(read_entry(Decision, entry) for entry in given.get("decisions", ()))
             texts: dict[str, Any] = {name: _text(given[name]) for name in ("phase", "graph")}
             return cls(
                 **texts,
@@ -294,7 +304,7 @@ class Plan:
         lines += [line for a in self.assignments for section in a.sections for line in section.lines]
         lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
         lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
-        lines += [f"{each.what} {each.choice}: {text(each.why, _LONGEST)}" for each in self.decisions]
+        lines += [f"{decision.what} {decision.choice}: {text(decision.why, _LONGEST)}" for decision in self.decisions]
         lines += _memory_lines(self.memory) if self.memory else ()
         return "\n".join([*lines, *map(activation_line, self.activations)])
 
@@ -353,10 +363,10 @@ def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:
     rows: list[tuple[str, ...]] = [("memory of", *CATEGORIES, "headroom", "of")]
     rows += [
         (
-            f"{each.framework} {each.device}",
-            *(covered(getattr(each, name)) for name in (*CATEGORIES, "headroom", "capacity")),
+            f"{device_memory.framework} {device_memory.device}",
+            *(covered(getattr(device_memory, name)) for name in (*CATEGORIES, "headroom", "capacity")),
         )
-        for each in memory
+        for device_memory in memory
     ]
     return table(rows)
 
@@ -481,22 +491,25 @@ class PlanDiff:
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the differences as plain data."""
-        return [{"what": each.what, "before": each.before, "after": each.after} for each in self.differences]
+        return [
+            {"what": difference.what, "before": difference.before, "after": difference.after}
+            for difference in self.differences
+        ]
 
 
 def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> PlanDiff:
     """Return the differences between two plans given as plain data."""
-    found = [
+    differences = [
         Difference(name, before[name], after[name])
         for name in ("phase", "graph", "batch_size", "machine")
         if before[name] != after[name]
     ]
     for name, (what, key) in _KEYS.items():
-        found += _of_list(what, _keyed(before[name], key), _keyed(after[name], key))
+        differences += _of_list(what, _keyed(before[name], key), _keyed(after[name], key))
     notes = before["notes"], after["notes"]
-    found += [Difference(f"note {note!r}", note, None) for note in notes[0] if note not in notes[1]]
-    found += [Difference(f"note {note!r}", None, note) for note in notes[1] if note not in notes[0]]
-    return PlanDiff(tuple(found))
+    differences += [Difference(f"note {note!r}", note, None) for note in notes[0] if note not in notes[1]]
+    differences += [Difference(f"note {note!r}", None, note) for note in notes[1] if note not in notes[0]]
+    return PlanDiff(tuple(differences))
 
 
 def _keyed(entries: Sequence[_Entry], key: Callable[[_Entry], str]) -> dict[str, _Entry]:

@@ -206,14 +206,18 @@ def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
         **{name: Device.parse(plain.pop(name)) for name in _DEVICES if name in plain},
         **{name: _spec(spec) for name in _SPECS if (spec := plain.pop(name, None))},
         **{name: tuple(_list(plain.pop(name))) for name in _TUPLES if name in plain},
-        **{name: tuple(_rejection(each) for each in _list(plain.pop(name))) for name in ("rejected",) if name in plain},
+        **{
+            name: tuple(_rejection(entry) for entry in _list(plain.pop(name)))
+            for name in ("rejected",)
+            if name in plain
+        },
     }
     if plain.get("offload") is not None:
         read["offload"] = divided_layout().read(plain.pop("offload"))
     for name in _NOT_COMPARED:
         if name in plain:
             raise ValueError(f"{name!r} is not part of a saved plan")
-    backend = {"backend": None} if any(each.name == "backend" for each in fields(cls)) else {}
+    backend = {"backend": None} if any(attribute.name == "backend" for attribute in fields(cls)) else {}
     return _checked(cls(**plain, **read, **backend))
 
 
@@ -244,7 +248,7 @@ def _checked(entry: Any) -> Any:
         kind = {"str": str, "int": int, "bool": bool}.get(str(declared))
         wrong = kind is not None and type(value) is not kind
         if declared == "tuple[str, ...]":
-            wrong = not all(isinstance(each, str) for each in value)
+            wrong = not all(isinstance(item, str) for item in value)
         if wrong or (kind is int and value < 0):
             raise TypeError(f"{item.name} is {type(value).__name__}, not {declared}")
     return entry

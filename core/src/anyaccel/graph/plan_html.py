@@ -47,7 +47,7 @@ def plan_page(
         "Plan",
         title,
         table(head, assignments, lambda assignment: _assignment_row(assignment, why(assignment))),
-        *(part for each in assignments for section in each.sections for part in _shown(section)),
+        *(part for assignment in assignments for section in assignment.sections for part in _shown(section)),
         *_section("loads", ("columns", "to", "as", "changed"), columns, _column_row),
         *_section("crosses in every step", _CROSSINGS, crossings, lambda crossing: _crossing_row(crossing, frameworks)),
         *(line("note: ", faint(note)) for note in notes),
@@ -141,7 +141,7 @@ def plan_report(
         "Edges": _edges(crossings, batch_size),
         "Nodes and columns": element("div", nodes, class_="table", tabindex="0", role="group", aria_label="nodes"),
         "Decisions": table(("what", "choice", "why"), decisions, lambda d: row([d.what, d.choice, prose(d.why)])),
-        "Not covered": joined(element("p", prose(each)) for each in not_covered or ["nothing"]),
+        "Not covered": joined(element("p", prose(text)) for text in not_covered or ["nothing"]),
         "JSON": element("details", element("summary", "the plan as JSON"), element("pre", _lines(json))),
     }
     for name, content in (("Graph", picture), ("Gradient checkpointing", activations)):
@@ -185,9 +185,9 @@ def _memory(memory: Sequence[DeviceMemory]) -> Iterator[Markup]:
         for name, colour in _COLOURS.items()
     )
     yield element("p", *keys, class_="legend")
-    for each in memory:
-        yield element("div", badge(str(each.device)), f" {each.framework}, {_of(each)}")
-        yield _bar(each)
+    for device_memory in memory:
+        yield element("div", badge(str(device_memory.device)), f" {device_memory.framework}, {_of(device_memory)}")
+        yield _bar(device_memory)
     head = ("device", *CATEGORIES, "total", "headroom", "capacity")
     names = (*CATEGORIES, "total", "headroom", "capacity")
     yield element(

@@ -101,7 +101,7 @@ class _Resolver:
             check_shared_models(request.phase, self._nodes, self._assigned)
             check_loss_scale(self._assigned)
         table = ColumnTable(request.streams)
-        own = self._step_columns(table)
+        columns = self._step_columns(table)
         in_training = self._in_training() if request.training else []
         learning = (label for label in in_training if not self._assigned[label].frozen)
         trained = [label for label in learning if self._assigned[label].parameters]
@@ -144,7 +144,7 @@ class _Resolver:
             backends=backends,
             live=builder.live,
             shapes=self._shapes,
-            step_columns=own,
+            step_columns=columns,
             matmul_precisions=matmul_precisions(request.phase, request.matmul_precision, self._assigned),
         )
 
@@ -160,7 +160,9 @@ class _Resolver:
             policy=request.policy,
             replicas=request.devices,
         ).assign(active)
-        computed = {label: with_precision(self._nodes[label], each, request) for label, each in assigned.items()}
+        computed = {
+            label: with_precision(self._nodes[label], assignment, request) for label, assignment in assigned.items()
+        }
         for label, assignment in computed.items():
             node = self._nodes[label]
             computed[label] = layout_of(node).assign(node, assignment, request, self._registry, self._shapes)
@@ -220,9 +222,11 @@ class _Resolver:
         assigned = {label: assignment for label, assignment in self._assigned.items() if label in needed}
         labels = [label for label, assignment in assigned.items() if not assignment.frozen]
         if not any(assigned[label].parameters for label in labels):
-            reasons = {label: "frozen" if each.frozen else "no parameters" for label, each in assigned.items()}
+            reasons = {
+                label: "frozen" if assignment.frozen else "no parameters" for label, assignment in assigned.items()
+            }
             hint = "unfreeze a node that a loss depends on"
-            if not any(each.frozen for each in assigned.values()):
+            if not any(assignment.frozen for assignment in assigned.values()):
                 hint = "use a model with trainable parameters; most frameworks ignore layers in a plain list"
             shown = ", ".join(f"{label} ({reason})" for label, reason in reasons.items())
             raise PhaseError(f"phase {self._request.phase!r} has nothing to train: {shown}", hint=hint)
@@ -295,8 +299,8 @@ class _Resolver:
         groups: dict[str, ParameterGroup] = {}
         for label in trained:
             node = self._nodes[label]
-            own = node.optimizer if isinstance(node, ModelNode) else None
-            optimizer = own or self._graph.optimizer
+            node_optimizer = node.optimizer if isinstance(node, ModelNode) else None
+            optimizer = node_optimizer or self._graph.optimizer
             if optimizer is None:
                 raise PhaseError(
                     f"node {label!r} is trained but has no optimizer",
@@ -311,7 +315,7 @@ class _Resolver:
                     hint="leave it out, or train the model with its framework's own loop and "
                     f"freeze the node: graph.freeze({label!r})",
                 )
-            name = self._first_with_model(label) if own else ".graph"  # which is the label of no node
+            name = self._first_with_model(label) if node_optimizer else ".graph"  # which is the label of no node
             group = groups.get(name, ParameterGroup(name, optimizer, ()))
             groups[name] = replace(group, nodes=(*group.nodes, label))
         for group in groups.values():
@@ -475,7 +479,9 @@ def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
     if len({id(assignment.backend) for assignment in assigned}) > 1:
         raise PhaseError(
             f"phase {phase!r} has a custom step, which can use only one framework on one kind of device",
-            cause=", ".join(f"{each.node}: {each.framework} on {each.device}" for each in assigned),
+            cause=", ".join(
+                f"{assignment.node}: {assignment.framework} on {assignment.device}" for assignment in assigned
+            ),
             hint="put the nodes of each framework in a separate graph, or train with losses=[...]",
         )
     if not assigned[0].backend.custom_steps:
@@ -497,7 +503,7 @@ def step_columns(
     """
     roles: dict[str, dict[str, Column]] = {"features": {}, "targets": {}}
     for label, assignment in assigned.items():
-        for reference in (each for each in nodes[label].upstreams if isinstance(each, Reference)):
+        for reference in (upstream for upstream in nodes[label].upstreams if isinstance(upstream, Reference)):
             column = feature_column(table, reference, shapes, assignment)
             roles["features"][column.name] = column
             for target in _targets(table, reference, shapes, assignment):
@@ -505,7 +511,7 @@ def step_columns(
     columns = {**roles["targets"], **roles["features"]}
     short = {name: _short_name(column) for name, column in columns.items()}
     names = {text if list(short.values()).count(text) == 1 else name: name for name, text in short.items()}
-    only = {role: next(iter(found)) for role, found in roles.items() if len(found) == 1}
+    only = {role: next(iter(labels)) for role, labels in roles.items() if len(labels) == 1}
     return {**only, **names}
 
 
@@ -655,13 +661,13 @@ def check_shared_models(phase: str, nodes: Mapping[str, Node], assigned: Mapping
         GraphError: they do not.
     """
     first: dict[int, Assignment] = {}
-    for label, each in assigned.items():
+    for label, assignment in assigned.items():
         node = nodes[label]
-        other = first.setdefault(id(node.model), each) if isinstance(node, ModelNode) else each
-        if _kept(other) != _kept(each):
+        other = first.setdefault(id(node.model), assignment) if isinstance(node, ModelNode) else assignment
+        if _kept(other) != _kept(assignment):
             raise GraphError(
                 f"phase {phase!r}: nodes {other.node!r} and {label!r} share a model, but its parameters "
-                f"are {_kept(other)!r} in one and {_kept(each)!r} in the other",
+                f"are {_kept(other)!r} in one and {_kept(assignment)!r} in the other",
                 hint="use the same sharding for both nodes",
             )
 
@@ -902,11 +908,11 @@ class LossBinder:
         name = f"{loss.on}.{loss.inputs[0].partition('.')[2]}"
         name = self.shapes.aliases.get(name, name)
         whole = self.shapes.batch_values(loss.on)
-        known = [*whole, *(each for each in self.shapes.specs if each.startswith(f"{loss.on}."))]
-        if name not in (*known, loss.on):
+        outputs = [*whole, *(name for name in self.shapes.specs if name.startswith(f"{loss.on}."))]
+        if name not in (*outputs, loss.on):
             raise ColumnError(
                 f"the loss on {loss.on!r} is the output {name!r}, which its model does not return",
-                available=", ".join(known) or f"{loss.on} (its only output)",
+                available=", ".join(outputs) or f"{loss.on} (its only output)",
                 hint="name an output; if the model computes a loss only with targets, pass them as an input",
             )
         spec = whole[name].spec if name in whole else self.shapes.specs[name]

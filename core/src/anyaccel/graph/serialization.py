@@ -72,7 +72,7 @@ def by_label(feature_sets: Iterable[FeatureSet]) -> dict[str, FeatureSet]:
     is_several = isinstance(feature_sets, Iterable) and not isinstance(feature_sets, str)
     values = feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets
     given = list(values) if is_several else []
-    if not is_several or not all(isinstance(each, FeatureSet) for each in given):
+    if not is_several or not all(isinstance(item, FeatureSet) for item in given):
         raise ConfigError(f"feature_sets={shown(feature_sets)} are not feature sets", hint="write feature_sets=[data]")
     for feature_set in given:
         if labelled.setdefault(feature_set.label, feature_set) is not feature_set:
@@ -338,5 +338,5 @@ _CORE = "anyaccel"
 def versions_of(backends: Iterable[Backend]) -> Mapping[str, str]:
     """Return versions by top-level module, as imported modules report them: nothing is imported."""
     roots = dict.fromkeys(root for backend in backends for root in backend.import_roots if not root.startswith(_CORE))
-    found = {root: getattr(sys.modules.get(root), "__version__", None) for root in roots}
-    return {root: version for root, version in found.items() if isinstance(version, str)}
+    versions = {root: getattr(sys.modules.get(root), "__version__", None) for root in roots}
+    return {root: version for root, version in versions.items() if isinstance(version, str)}

@@ -300,7 +300,7 @@ class _Inference:
         if not all(self._outputs[parent] for parent in topology.parents(node, self._nodes)):
             self._inputs[label] = self._outputs[label] = ()  # it depends on an estimator that is not fitted
             return
-        for upstream in (each for each in node.upstreams if isinstance(each, str)):
+        for upstream in (upstream for upstream in node.upstreams if isinstance(upstream, str)):
             check_not_wired(label, upstream, self._training_only.get(upstream.partition(".")[0], ()))
         self._inputs[label] = input_names(node, self._outputs, self._aliases, self._specs)
         if isinstance(node, ModelNode):
@@ -519,8 +519,8 @@ def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec | None] | 
     usual, given = with_batch(evaluated), with_batch(training)
     by_path = {output.path: output for output in given}
     named: list[OutputSpec | None] = [by_path.get(output.path) for output in usual]
-    first = next((found for found in (named, [*given[: len(usual)]]) if _same_specs(usual, found)), None)
-    if first is None and any(named) and _same_specs(usual, [own or usual[i] for i, own in enumerate(named)]):
+    first = next((candidate for candidate in (named, [*given[: len(usual)]]) if _same_specs(usual, candidate)), None)
+    if first is None and any(named) and _same_specs(usual, [name or usual[i] for i, name in enumerate(named)]):
         first = named
     return None if first is None else [*first, *(output for output in given if output not in first)]
 
@@ -575,9 +575,9 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
 
 def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> None:
     """Check that no loss that a model computes only in training is left out of the gradients."""
-    known = {output.path for output in evaluated}
+    paths = {output.path for output in evaluated}
     for output in training:
-        if output.batch_axis is None and not output.spec.shape and output.path not in known:
+        if output.batch_axis is None and not output.spec.shape and output.path not in paths:
             raise PhaseError(
                 f"node {label!r}: its model returns {path_name(output.path)!r}, one number for a batch, only in "
                 "training",
@@ -824,8 +824,12 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
     signature = backend.signature(node.model)
     if signature is not None and by_name:
         parameters = signature.parameters.values()
-        taken = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-        known, given = [each.name for each in taken], {path[0] for path in node.arguments}
+        taken = [
+            parameter
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        ]
+        known, given = [parameter.name for parameter in taken], {path[0] for path in node.arguments}
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         for path in node.arguments:
             if isinstance(path[0], str) and path[0] not in known and not takes_any:
@@ -834,7 +838,11 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
                     available=", ".join(known),
                     hint=did_you_mean(path[0], known, "use one of these names"),
                 )
-        missing = [each.name for each in taken if each.default is each.empty and each.name not in given]
+        missing = [
+            parameter.name
+            for parameter in taken
+            if parameter.default is parameter.empty and parameter.name not in given
+        ]
         if missing and not any(isinstance(name, int) for name in given):
             raise GraphError(
                 f"node {node.label!r}: its model needs the input {missing[0]!r}, which is missing",
@@ -848,15 +856,27 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
 def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
     """Refuse a column at the position of one argument that has the name of another, and several without a position."""
     parameters = signature.parameters.values()
-    by_keyword = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    by_keyword = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+    ]
     if by_keyword and len(by_keyword) == len(signature.parameters):
         raise GraphError(
             f"node {node.label!r}: its model takes its inputs by name, but they are passed by position",
             available=", ".join(by_keyword),
             hint=f"pass a dict: {{{', '.join(f'{name!r}: ...' for name in by_keyword)}}}",
         )
-    positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    columns = [each.features for each in node.upstreams if isinstance(each, Reference) and len(each.features) == 1]
+    positional = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    columns = [
+        upstream.features
+        for upstream in node.upstreams
+        if isinstance(upstream, Reference) and len(upstream.features) == 1
+    ]
     if len(columns) < len(node.upstreams) or len(columns) < 2:
         return
     names = [features[0] for features in columns]
@@ -864,7 +884,7 @@ def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
         return
     for taken, name in zip(positional, names, strict=False):
         if name != taken and name in signature.parameters:
-            inputs = ", ".join(f"{each!r}: ..." for each in names)
+            inputs = ", ".join(f"{name!r}: ..." for name in names)
             raise GraphError(
                 f"node {node.label!r}: the column {name!r} would be the argument {taken!r} of its "
                 f"model, but the model has an argument {name!r}",

@@ -95,8 +95,10 @@ def _error_of(whole: str, differences: Iterable[_Difference]) -> StateError:
     if len(listed) == 1:
         problem, available, hint = listed[0]
         return StateError(problem, available=available, hint=hint)
-    available = "; ".join(dict.fromkeys(each.available for each in listed if each.available))
-    return StateError(f"{whole}: {'; '.join(each.problem for each in listed)}", available=available, hint=_HINT)
+    available = "; ".join(dict.fromkeys(difference.available for difference in listed if difference.available))
+    return StateError(
+        f"{whole}: {'; '.join(difference.problem for difference in listed)}", available=available, hint=_HINT
+    )
 
 
 def _sorted(
@@ -114,7 +116,7 @@ def _sorted(
     counts: dict[str, int] = {}
     by_node: dict[str, dict[str, np.ndarray]] = {label: {} for label in models_of(graph)}
     strangers: dict[str, list[str]] = {}
-    for name in (each for each in arrays if each not in transforms):
+    for name in (name for name in arrays if name not in transforms):
         label, _, rest = name.partition("/")
         if name == "seed" or name.startswith(PROGRESS):
             problem = _not_a_count(name, arrays[name])
@@ -155,13 +157,13 @@ def _node_part(
     given = plain_state(graph.shapes.backends[label], getattr(graph.nodes[label], "model", None), current, given)
     values = {name: array for name, array in given.items() if not name.startswith((SLOTS, STEP))}
     current = _with_loadable_shapes(graph, label, current, values)
-    found = list(_value_differences(label, current, values))
+    value_differences = list(_value_differences(label, current, values))
     optimizer = {name: array for name, array in given.items() if name not in values}
     found_slots = [*_slot_differences(label, current, optimizer), *_lacking_slots(graph, label, current, optimizer)]
-    differences += [*found, *found_slots]
+    differences += [*value_differences, *found_slots]
     fitting = {name: array for name, array in values.items() if name in current and _alike(array, current[name])}
     all_values = fitting if len(fitting) == len(current) else {**current, **fitting}
-    return _NodePart(all_values, optimizer if not found and not found_slots else {}, len(fitting))
+    return _NodePart(all_values, optimizer if not value_differences and not found_slots else {}, len(fitting))
 
 
 def _with_loadable_shapes(
@@ -322,14 +324,16 @@ class StateMapping:
         """
         places = self._places(given)
         there = {place.partition("/")[0] for place in places.values()} if is_part else {*self._labels}
-        own = {name: array for name, array in self._own.items() if self._keys[name][0] in there}
+        arrays = {name: array for name, array in self._own.items() if self._keys[name][0] in there}
         theirs = {name: given[place] for name, place in places.items()}
         names = self._name_of if is_part else self._names
-        found = match(theirs, own, names, self._change)
-        found.missing = [name for name in found.missing if not is_part and self._keys[name][1].startswith(_PARAMETERS)]
-        self._check(found)
-        goes_to = {places[source]: name for name, source in renamed(theirs, own, names).items()}
-        result = {name: own[name] for name in own if self._keys[name][1].startswith(_BUFFERS)} | found.arrays
+        matched = match(theirs, arrays, names, self._change)
+        matched.missing = [
+            name for name in matched.missing if not is_part and self._keys[name][1].startswith(_PARAMETERS)
+        ]
+        self._check(matched)
+        goes_to = {places[source]: name for name, source in renamed(theirs, arrays, names).items()}
+        result = {name: arrays[name] for name in arrays if self._keys[name][1].startswith(_BUFFERS)} | matched.arrays
         state = {"/".join(self._keys[name]): array for name, array in result.items()}
         values = set(places.values())
         for place, array in given.items():
@@ -345,7 +349,7 @@ class StateMapping:
         """Return the keys of the values of the mapped nodes in a state, by their names without prefix."""
         places = {}
         for label in self._labels:
-            begins = tuple(f"{label}/{each}" for each in VALUES)
+            begins = tuple(f"{label}/{kind}" for kind in VALUES)
             arrays = (name for name, array in given.items() if isinstance(array, np.ndarray))
             keys = [name.removeprefix(f"{label}/") for name in arrays if name.startswith(begins)]
             prefix = f"{label}." if self._has_prefix else ""

@@ -102,7 +102,7 @@ def parents(node: Node, nodes: Mapping[str, Node]) -> list[str]:
 
 def upstream_nodes(labels: Iterable[str], nodes: Mapping[str, Node]) -> list[str]:
     """Return labels of the nodes whose outputs these nodes take, each once."""
-    return list(dict.fromkeys(label for each in labels for label in parents(nodes[each], nodes)))
+    return list(dict.fromkeys(label for node in labels for label in parents(nodes[node], nodes)))
 
 
 def unknown_node(problem: str, label: object, nodes: Iterable[str]) -> GraphError:

@@ -172,7 +172,7 @@ def _files_for(storage: Storage, name: str) -> WeightFiles:
         if suffix in files.weight_suffixes:
             return files
     distribution = distribution_for(FRAMEWORK_SUFFIXES.get(suffix, ""))
-    readable = dict.fromkeys([SAFETENSORS, *(each for files in formats for each in files.weight_suffixes)])
+    readable = dict.fromkeys([SAFETENSORS, *(suffix for files in formats for suffix in files.weight_suffixes)])
     raise StateError(
         f"no installed plugin reads {suffix!r} files such as {storage.file_name(name)!r}",
         available=", ".join(readable),

@@ -51,7 +51,7 @@ def save(graph: HasState, path: Any, node: str | Node | None) -> tuple[str, ...]
         named = named_values(graph, label, values[label], labels)
         arrays.update({name: values[label][key] for name, (_, key) in named.items()})
     files = [graph.shapes.backends[label].capability(WeightFiles) for label in labels]
-    formats = {"" if each is None else each.safetensors_format for each in files}
+    formats = {"" if file is None else file.safetensors_format for file in files}
     weight_files.write(file, arrays, formats.pop() if len(formats) == 1 else "")
     return tuple(arrays)
 
@@ -65,29 +65,29 @@ def load(
     labels = list(values)
     keys = {name: key for label in labels for name, key in named_values(graph, label, values[label], labels).items()}
     theirs = weight_files.read(given)
-    own = {name: values[label][key] for name, (label, key) in keys.items()}
-    found = match(_plainly_named(graph, labels, theirs, own, names), own, names, change)
+    arrays = {name: values[label][key] for name, (label, key) in keys.items()}
+    matched = match(_plainly_named(graph, labels, theirs, arrays, names), arrays, names, change)
     whole = f"{_told(given)} does not fit {', '.join(f'node {label!r}' for label in labels)}"
-    check_shared(found, keys, whole)
-    check_axes(found, whole)
-    if strict and (found.missing or found.unexpected or found.mismatched or found.narrowed):
-        raise StateError(f"{whole}: {problems_of(found)}", hint=_hint(found, theirs, own))
-    if not found.arrays:
-        raise StateError(f"{whole}: nothing matches; {problems_of(found)}", hint=_hint(found, theirs, own))
+    check_shared(matched, keys, whole)
+    check_axes(matched, whole)
+    if strict and (matched.missing or matched.unexpected or matched.mismatched or matched.narrowed):
+        raise StateError(f"{whole}: {problems_of(matched)}", hint=_hint(matched, theirs, arrays))
+    if not matched.arrays:
+        raise StateError(f"{whole}: nothing matches; {problems_of(matched)}", hint=_hint(matched, theirs, arrays))
     for label in labels:
-        new = {keys[name][1]: array for name, array in found.arrays.items() if keys[name][0] == label}
+        new = {keys[name][1]: array for name, array in matched.arrays.items() if keys[name][0] == label}
         if new:
             graph.shapes.backends[label].load_state(getattr(graph.nodes[label], "model", None), values[label] | new)
-    if problems := problems_of(found):
+    if problems := problems_of(matched):
         warnings.warn(
             printable(f"{_told(given)} was loaded partially: {problems}."), UserWarning, stacklevel=user_level()
         )
     return LoadedWeights(
-        loaded=tuple(found.arrays),
-        missing_keys=tuple(found.missing),
-        unexpected_keys=tuple(found.unexpected),
-        mismatched_keys=found.mismatched,
-        cast=found.cast,
+        loaded=tuple(matched.arrays),
+        missing_keys=tuple(matched.missing),
+        unexpected_keys=tuple(matched.unexpected),
+        mismatched_keys=matched.mismatched,
+        cast=matched.cast,
     )
 
 
@@ -227,11 +227,11 @@ def _hint(found: Match, theirs: Mapping[str, np.ndarray], own: Mapping[str, np.n
     """Return what to do, from the kind of the difference: names that differ by a prefix, or only dtypes."""
     if found.missing and found.unexpected:
         for name in found.unexpected:
-            prefix = next((name.removesuffix(each) for each in own if name.endswith(f".{each}")), "")
-            if prefix and any(each.removeprefix(prefix) in own for each in theirs if each.startswith(prefix)):
+            prefix = next((name.removesuffix(key) for key in own if name.endswith(f".{key}")), "")
+            if prefix and any(key.removeprefix(prefix) in own for key in theirs if key.startswith(prefix)):
                 return f"names=lambda name: name.removeprefix({prefix!r})"
         for name in found.missing:
-            prefix = next((name.removesuffix(each) for each in theirs if name.endswith(f".{each}")), "")
+            prefix = next((name.removesuffix(key) for key in theirs if name.endswith(f".{key}")), "")
             if prefix:
                 return f"names=lambda name: {prefix!r} + name"
     if found.narrowed and not (found.missing or found.unexpected or found.mismatched):

@@ -110,7 +110,9 @@ def _check_axes(source_names: Mapping[str, str], target_arrays: Mapping[str, np.
         StateError: there are such arrays.
     """
     names = {name: (_short(source_names[name]), _short(name)) for name in target_arrays}
-    unknown = [own for name, (other, own) in names.items() if has_unknown_axes(other, own, target_arrays[name].shape)]
+    unknown = [
+        axes for name, (other, axes) in names.items() if has_unknown_axes(other, axes, target_arrays[name].shape)
+    ]
     if unknown:
         raise StateError(
             f"the order of the axes of {', '.join(unknown)} is not known, because the source has another "

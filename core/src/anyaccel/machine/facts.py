@@ -98,13 +98,13 @@ class ExpectedDevices(Capability):
 
     def expected_devices(self, machine: Machine) -> dict[Device, DeviceInfo] | None:
         """Return the expected `devices` and `device_info` before the framework is imported; None if uncertain."""
-        found: dict[Device, DeviceInfo] = {}
+        devices: dict[Device, DeviceInfo] = {}
         for kind in self.backend.kinds:
             infos = self.expected_of_kind(kind, machine)
             if infos is None:
                 return None
-            found.update((Device(kind, index), info) for index, info in enumerate(infos))
-        return found
+            devices.update((Device(kind, index), info) for index, info in enumerate(infos))
+        return devices
 
     @abstractmethod
     def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
@@ -140,8 +140,8 @@ def _pci_vendors(root: Path) -> tuple[str, ...]:
 
 def _driver_versions(root: Path) -> dict[str, str]:
     """Return versions from the files of Linux, or from `nvidia-smi` if these do not exist."""
-    found = {vendor: _VERSION.search(_text(root / path)) for vendor, path in _DRIVER_FILES.items()}
-    versions = {vendor: match.group() for vendor, match in found.items() if match}
+    matches = {vendor: _VERSION.search(_text(root / path)) for vendor, path in _DRIVER_FILES.items()}
+    versions = {vendor: match.group() for vendor, match in matches.items() if match}
     smi = shutil.which(_SMI[0])
     if smi and root == _ROOT and "nvidia" not in versions and (match := _VERSION.search(output_of([smi, *_SMI[1:]]))):
         versions["nvidia"] = match.group()

@@ -17,7 +17,7 @@ def nvml_rows(nvml: Any) -> list[dict[str, Any]]:
     rows = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        rows += [_row(nvml, each) for each in _parts(nvml, handle) or [handle]]
+        rows += [_row(nvml, part) for part in _parts(nvml, handle) or [handle]]
     return rows
 
 

@@ -90,9 +90,9 @@ def visible(devices: Sequence[SystemDevice], mask: str | None) -> list[SystemDev
 def _nvidia(root: Path) -> list[SystemDevice]:
     folder = root / "proc/driver/nvidia"
     has_driver = folder.exists() or sys.platform == "win32" or (root / "dev/dxg").exists()
-    known = nvidia_driver() if root == _ROOT and has_driver else None
+    driver = nvidia_driver() if root == _ROOT and has_driver else None
     files = sorted(folder.glob("gpus/*/information"))
-    return [_from_proc(text) for text in map(_text, files) if text] if known is None else list(known)
+    return [_from_proc(text) for text in map(_text, files) if text] if driver is None else list(driver)
 
 
 @cache
@@ -156,7 +156,7 @@ def from_smi(answer: str) -> list[SystemDevice]:
 def _reported(name: object, identity: object, nbytes: object) -> SystemDevice:
     """Return a device as a driver reports it; the report may be wrong or malformed."""
     size = nbytes if isinstance(nbytes, int) and 0 <= nbytes <= _MOST_BYTES else 0
-    texts = [each[:_LONGEST_NAME] if isinstance(each, str) else "" for each in (name, identity)]
+    texts = [text[:_LONGEST_NAME] if isinstance(text, str) else "" for text in (name, identity)]
     return SystemDevice(kind="gpu", vendor="nvidia", name=texts[0], identity=texts[1], nbytes=size)
 
 
@@ -175,14 +175,14 @@ def _from_proc(text: str) -> SystemDevice:
 def _amd(root: Path) -> list[SystemDevice]:
     cards: Iterable[Path] = sorted(root.glob("sys/class/drm/card*/device/vendor"))
     folders = [file.parent for file in cards if re.fullmatch(r"card\d+", file.parent.parent.name)]
-    found = []
+    devices = []
     for folder in folders:
         size = _text(folder / "mem_info_vram_total").strip()
         if _text(folder / "vendor").strip() == "0x1002" and size.isdigit():
             name = _text(folder / "product_name").strip()
             address = folder.resolve().name
-            found.append(SystemDevice(kind="gpu", vendor="amd", name=name, nbytes=int(size), identity=address))
-    return sorted(found, key=lambda device: device.identity)
+            devices.append(SystemDevice(kind="gpu", vendor="amd", name=name, nbytes=int(size), identity=address))
+    return sorted(devices, key=lambda device: device.identity)
 
 
 def _text(path: Path) -> str:

@@ -179,8 +179,8 @@ class Metric:
             targets = without_class_axis(outputs, targets)
             mask = None if mask is None else mask_of(mask, targets, str(self.mask))
             if lengths is not None:
-                own = within(lengths, targets.shape[1])
-                mask = own if mask is None else own & mask.reshape(len(mask), -1)
+                within_lengths = within(lengths, targets.shape[1])
+                mask = within_lengths if mask is None else within_lengths & mask.reshape(len(mask), -1)
             outputs, targets = counted(outputs, targets, mask, self.ignore_index)
         return flattened(outputs, targets) if self._of_classes else (outputs, targets)
 
@@ -228,11 +228,15 @@ class Metric:
         Raises:
             ConfigError: malformed.
         """
-        known = ("measure", "on", "targets", "label", "from_logits", "ignore_index", "mask", "class_axis")
-        if not isinstance(config, Mapping) or not isinstance(config.get("measure"), str) or set(config) - set(known):
+        setting_names = ("measure", "on", "targets", "label", "from_logits", "ignore_index", "mask", "class_axis")
+        if (
+            not isinstance(config, Mapping)
+            or not isinstance(config.get("measure"), str)
+            or set(config) - set(setting_names)
+        ):
             raise ConfigError(
                 f"{shown(config)} is not the configuration of a metric",
-                available=f"keys: {', '.join(known)}",
+                available=f"keys: {', '.join(setting_names)}",
                 hint="write {'measure': 'accuracy'}",
             )
         return cls(**dict(config))

@@ -37,7 +37,9 @@ def _of_classes(measure: Measure) -> NamedMetric:
 METRICS: Mapping[str, NamedMetric] = {
     "accuracy": _of_classes(classification.accuracy),
     "f1": _of_classes(classification.f1),
-    **{f"f1_{each}": _of_classes(partial(classification.f1_average, each)) for each in classification.AVERAGES},
+    **{
+        f"f1_{average}": _of_classes(partial(classification.f1_average, average)) for average in classification.AVERAGES
+    },
     "mse": NamedMetric(regression.mse),
     "rmse": NamedMetric(regression.rmse),
     "mae": NamedMetric(regression.mae),

@@ -245,8 +245,10 @@ def apply_in_sequence(parts: Parts, values: Values, inputs: tuple[Array, ...], *
     """Apply each module to the outputs of the previous one; modules with the same prefix share their values."""
     current, outputs, tape = dict(values), inputs, []
     for index, (prefix, module) in enumerate(parts):
-        own = {name[len(prefix) :]: value for name, value in current.items() if name.startswith(prefix)}
-        applied = module.apply(own, outputs, train=train, key=rng.key(key, index) if train and _may_draw(module) else 0)
+        part_values = {name[len(prefix) :]: value for name, value in current.items() if name.startswith(prefix)}
+        applied = module.apply(
+            part_values, outputs, train=train, key=rng.key(key, index) if train and _may_draw(module) else 0
+        )
         current.update({prefix + name: value for name, value in (applied.buffers or {}).items()})
         tape.append((prefix, applied.pullback))
         outputs = applied.outputs

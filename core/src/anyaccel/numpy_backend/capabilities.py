@@ -195,11 +195,11 @@ class NumpyStepCosts(StepCosts):
         places = dict.fromkeys([operation.device for operation in segment.operations])
         scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
         with counting(list(scratch.values())), np.errstate(all="ignore"):
-            own = moved_segment(segment, scratch)
-            program = _CountingProgram(own, NumpyOps())
+            segment_copy = moved_segment(segment, scratch)
+            program = _CountingProgram(segment_copy, NumpyOps())
             program.kept, program.devices = {}, list(scratch.values())
             on = {device.device: device for device in scratch.values()}
-            inputs = [put(np.zeros((batch_size, *s.shape), s.dtype), on[d]) for s, d in own.inputs.values()]
+            inputs = [put(np.zeros((batch_size, *s.shape), s.dtype), on[d]) for s, d in segment_copy.inputs.values()]
             results = program.forward_pullback(inputs)
             kept = dict(program.kept)
             del results

@@ -127,11 +127,11 @@ def rounded_vjp(
     quiet = partial(np.errstate, over="ignore", invalid="ignore")  # as other frameworks compute with infinities
     with quiet():
         applied = vjp({name: into(array) for name, array in parameters.items()}, tuple(map(into, inputs)))
-    own = next((array.dtype for array in (*parameters.values(), *inputs) if array.dtype.kind == "f"), None)
+    dtype = next((array.dtype for array in (*parameters.values(), *inputs) if array.dtype.kind == "f"), None)
 
     def back(array: Any) -> Any:
-        is_floating = array is not None and own is not None and array.dtype.kind == "f"
-        return into(array).astype(own) if is_floating else array
+        is_floating = array is not None and dtype is not None and array.dtype.kind == "f"
+        return into(array).astype(dtype) if is_floating else array
 
     def pullback(cotangents: tuple[Array, ...]) -> tuple[Mapping[str, Array], Sequence[Any]]:
         with quiet():

@@ -211,9 +211,9 @@ def place_of(array: Any) -> Device | SimDevice:
 def _computed(on: SimDevice, operands: Any, result: Any) -> None:
     """Advance the device's clock for the bytes read and written; views, without separate memory, are free."""
     if on.timing is not None:
-        written = [each for each in _arrays(result) if each.base is None]
+        written = [array for array in _arrays(result) if array.base is None]
         if written or not isinstance(result, np.ndarray):
-            on.timing.compute(sum(each.nbytes for each in (*_arrays(operands), *written)))
+            on.timing.compute(sum(array.nbytes for array in (*_arrays(operands), *written)))
 
 
 def _elsewhere(array: Array, on: SimDevice) -> bool:
@@ -224,7 +224,7 @@ def _elsewhere(array: Array, on: SimDevice) -> bool:
 
 def _has_mask(key: Any) -> bool:
     """Whether an index has a mask on a device, so that the host waits to learn how many places it has."""
-    return any(isinstance(each, SimArray) and each.dtype == bool for each in (key if type(key) is tuple else (key,)))
+    return any(isinstance(index, SimArray) and index.dtype == bool for index in (key if type(key) is tuple else (key,)))
 
 
 def _arrays(tree: Any) -> Iterator[Array]:

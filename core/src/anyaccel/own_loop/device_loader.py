@@ -56,9 +56,9 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
             f"prepare() in one of {place.size} processes: each would train alone on all rows",
             hint="write loop = aa.Loop(), and loop.prepare(...): see the guide 'Keep your own loop'",
         )
-    loaders = [_is_loader(each) for each in objects]
-    placed = [each for each, loads in zip(objects, loaders, strict=True) if not loads]
-    frameworks = sorted({framework for each in placed for framework in _frameworks(each)})
+    loaders = [_is_loader(item) for item in objects]
+    placed = [item for item, loads in zip(objects, loaders, strict=True) if not loads]
+    frameworks = sorted({framework for item in placed for framework in _frameworks(item)})
     is_auto = isinstance(accelerator, str) and accelerator == AUTO
     wanted = Accelerator(best_common_device(frameworks)) if is_auto else Accelerator.of(accelerator)
     where = wanted.on_one_device(*frameworks)
@@ -66,8 +66,8 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
         where.check(framework)
     only = frameworks[0] if len(frameworks) == 1 else None
     prepared = tuple(
-        DeviceLoader(each, where, only) if loads else where.place(each)
-        for each, loads in zip(objects, loaders, strict=True)
+        DeviceLoader(item, where, only) if loads else where.place(item)
+        for item, loads in zip(objects, loaders, strict=True)
     )
     return prepared[0] if len(prepared) == 1 else prepared
 
@@ -81,15 +81,15 @@ def _is_loader(given: Any) -> bool:
 
 def _frameworks(given: Any) -> set[str]:
     """Return the frameworks of a model or optimizer, or of a container of them."""
-    known = registry()
-    objects = [leaf for leaf in leaves(given, known.owners) if not isinstance(leaf, SCALARS)]
+    registered = registry()
+    objects = [leaf for leaf in leaves(given, registered.owners) if not isinstance(leaf, SCALARS)]
     if not objects:
         raise DataError(
             f"prepare() cannot prepare {shown(given)}",
             available="models, optimizers and loaders of installed plugins",
             hint="write prepare(net, optimizer, loader)",
         )
-    return {known.owner(leaf) for leaf in objects}
+    return {registered.owner(leaf) for leaf in objects}
 
 
 # -- DeviceLoader: a loader whose batches are on a device, read and copied ahead of their use --------------------------

@@ -164,8 +164,8 @@ class LoopLoader(DeviceLoader):
         return f"LoopLoader({self.loader!r}, {self.accelerator})"
 
     def __len__(self) -> int:
-        own = len(self.loader)
-        return own if self.batch == "global" else -(-own // self.processes.size)
+        n_batches = len(self.loader)
+        return n_batches if self.batch == "global" else -(-n_batches // self.processes.size)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch number that determines the order of the next epoch.
@@ -300,8 +300,8 @@ class LoopLoader(DeviceLoader):
             total = None if None in rows else sum(map(int, rows))  # type: ignore[arg-type]
             rank = self.processes.rank
             is_there = rank < len(group)
-            own = group[rank if is_there else 0]
-            yield own, Share(rows[rank] if is_there else 0, total, not following, number)
+            part = group[rank if is_there else 0]
+            yield part, Share(rows[rank] if is_there else 0, total, not following, number)
             group = following
 
     def _cut(self, batch: Any, *, is_last: bool, number: int) -> tuple[Any, Share]:
@@ -311,8 +311,8 @@ class LoopLoader(DeviceLoader):
         if n_rows is None:
             raise self._without_rows()
         first, after = bounds(n_rows, self.processes.rank, self.processes.size)
-        own = slice(first, after) if after > first else slice(0, self._stand_in_rows)
-        return self._take_rows(batch, own, n_rows), Share(after - first, n_rows, is_last, number)
+        rows = slice(first, after) if after > first else slice(0, self._stand_in_rows)
+        return self._take_rows(batch, rows, n_rows), Share(after - first, n_rows, is_last, number)
 
     def _rows_of(self, batch: Any) -> int | None:
         """Return the number of rows of a batch; None if nothing in it has rows."""
@@ -404,8 +404,8 @@ def _length(loader: Any) -> int | None:
 
 def rows_of(batch: Any) -> int | None:
     """Return the number of rows of a batch: those of its first tensor or array, or the length of its first list."""
-    known = registry()
-    for leaf in leaves(batch, known.owners):
+    registered = registry()
+    for leaf in leaves(batch, registered.owners):
         shape = getattr(leaf, "shape", None)
         if shape is not None and len(shape):
             return int(shape[0])

@@ -255,9 +255,9 @@ class Loop:
         wanted = Accelerator(best_common_device([self.framework])) if is_auto else Accelerator.of(given)
         if self.num_processes > 1:
             wanted = shared_groups("Loop").accelerator_of_process(wanted, self.framework, by_kind=is_auto)
-        own = wanted.on_one_device(self.framework)
-        own.check(self.framework)
-        return own
+        accelerator = wanted.on_one_device(self.framework)
+        accelerator.check(self.framework)
+        return accelerator
 
     @property
     def is_main_process(self) -> bool:
@@ -534,9 +534,9 @@ class Loop:
         on_host = self._on_host(value)
         of_loop = None if how != "mean" or hasattr(value, "anyaccel_share") else self._iterations.n_rows_of_loop
         every = self._processes.gather((on_host, rows, None if count is None else float(count), of_loop))
-        result = _reduced([own[:3] for own in every], how)
-        if count is None and None not in [own[3] for own in every]:
-            self._warn_of_weights(result, _reduced([(own[0], float(own[3]), None) for own in every], how))
+        result = _reduced([part[:3] for part in every], how)
+        if count is None and None not in [part[3] for part in every]:
+            self._warn_of_weights(result, _reduced([(part[0], float(part[3]), None) for part in every], how))
         return self._from_host(result)
 
     def _warn_of_weights(self, of_batch: Any, of_loop: Any) -> None:
@@ -651,11 +651,11 @@ class Loop:
             )
         self._load(checkpoint.state)
         self._run, self.step, self.epoch = checkpoint.run, checkpoint.step, checkpoint.epoch
-        own = checkpoint.random[self.process_index] if self.process_index < len(checkpoint.random) else None
+        random_state = checkpoint.random[self.process_index] if self.process_index < len(checkpoint.random) else None
 
         def go_on(whole: bool) -> None:
-            if own is not None:
-                states = from_arrays(own)
+            if random_state is not None:
+                states = from_arrays(random_state)
                 of_models = {name: states.pop(name) for name in list(states) if name.startswith(OF_MODELS)}
                 self._processes.set_random_states(states if whole else frameworks_of(states))
                 self._set_model_states(of_models)

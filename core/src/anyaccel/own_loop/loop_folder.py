@@ -152,17 +152,17 @@ class LoopFolder(CheckpointFolder):
         Raises:
             StateError: No checkpoint can be read, or it belongs to another framework.
         """
-        found: tuple[str, LoopCheckpoint] | None = None
+        result: tuple[str, LoopCheckpoint] | None = None
         name: str | None = None
         with _told_to_all(self._processes, "load"):
             if self._processes.rank == 0:
                 if saved_folder.is_saved(self._storage):
-                    name, found = "", ("", _read(self._storage))
+                    name, result = "", ("", _read(self._storage))
                 else:
                     newest = self.newest_by(_read)
                     if newest is not None:
                         name, checkpoint, failures = newest
-                        found = name, checkpoint
+                        result = name, checkpoint
                         for failure in failures:
                             warnings.warn(
                                 printable(f"a newer checkpoint is skipped, and the run resumes from {name}: {failure}"),
@@ -172,7 +172,9 @@ class LoopFolder(CheckpointFolder):
         name = self._processes.gather_plain(name)[0]
         if name is None:
             return None
-        checkpoint = found[1] if found is not None else _read(self._storage.subfolder(name) if name else self._storage)
+        checkpoint = (
+            result[1] if result is not None else _read(self._storage.subfolder(name) if name else self._storage)
+        )
         if checkpoint.framework != framework:
             raise StateError(
                 f"the checkpoint belongs to a {checkpoint.framework} loop, but this is a {framework} loop",

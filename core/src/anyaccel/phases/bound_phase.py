@@ -56,9 +56,9 @@ def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None
         changes["validation"] = own_validation
     if not changes:
         return phase
-    own = copy.copy(phase)
-    vars(own).update(changes)
-    return own
+    copied = copy.copy(phase)
+    vars(copied).update(changes)
+    return copied
 
 
 def _frameworks(graph: ModelGraph) -> list[str]:
@@ -70,7 +70,9 @@ def best_common_device(frameworks: Sequence[str], known: Registry | None = None)
     if not frameworks:
         return Device("cpu")
     first, *others = [_devices(framework, known) for framework in frameworks]
-    common = (device for device in first if device.kind not in _ONLY_BY_NAME and all(device in own for own in others))
+    common = (
+        device for device in first if device.kind not in _ONLY_BY_NAME and all(device in devices for devices in others)
+    )
     return next(common, Device("cpu"))
 
 

@@ -65,8 +65,8 @@ class Callback:
         super().__init_subclass__(**settings)
         # Refuse methods that look like a hook which the class does not override; it may have both.
         overridden = {name for name in HOOK_NAMES if getattr(cls, name) is not getattr(Callback, name)}
-        own = {name for base in cls.__mro__ if base not in Callback.__mro__ for name in vars(base)} - {*HOOK_NAMES}
-        for name in sorted(own):
+        names = {name for base in cls.__mro__ if base not in Callback.__mro__ for name in vars(base)} - {*HOOK_NAMES}
+        for name in sorted(names):
             meant = _hook_meant(name) if inspect.isfunction(getattr(cls, name)) else None
             if meant is not None and meant not in overridden:
                 raise PhaseError(
@@ -153,8 +153,8 @@ def mode_of(monitor: str, mode: str, where: str) -> str:
         available, hint = "'auto', 'min', 'max'", "write mode='min'"
         raise PhaseError(f"{where}unknown mode={shown(mode)}", available=available, hint=hint)
     higher = is_higher_better(monitor)
-    known = "" if higher is None else "max" if higher else "min"
-    return known if mode == "auto" else mode
+    direction = "" if higher is None else "max" if higher else "min"
+    return direction if mode == "auto" else mode
 
 
 def unknown_mode(monitor: str, where: str) -> PhaseError:

@@ -94,8 +94,8 @@ def bind_metrics(
 def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> ColumnSelection:
     if node not in graph.nodes:
         raise topology.unknown_node(f"metric {metric.label!r} is on the node {node!r}", node, graph.nodes)
-    own = [name for loss in losses if loss.on == node for name in loss.inputs[1:]]
-    text = metric.targets if metric.targets != "targets" or not own else own[0]
+    columns = [name for loss in losses if loss.on == node for name in loss.inputs[1:]]
+    text = metric.targets if metric.targets != "targets" or not columns else columns[0]
     if text == "targets":
         return targets_of(AppliedLoss("mse", on=node), graph.nodes)
     chosen = named_column(text, graph.nodes)
@@ -123,8 +123,8 @@ def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGrap
 
 def trained_as(loss: AppliedLoss, trained: Iterable[AppliedLoss]) -> str | None:
     """Return the label of the trained loss with the same values, ignoring label and weight, or None."""
-    own = _values_of(loss)
-    return next((other.label for other in trained if _values_of(other) == own), None)
+    values = _values_of(loss)
+    return next((other.label for other in trained if _values_of(other) == values), None)
 
 
 def measured_losses(losses: Iterable[AppliedLoss], trained: Sequence[AppliedLoss]) -> dict[str, Metric]:

@@ -56,9 +56,9 @@ class FrameworkSettings(Callback):
 
     def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
         """Check that the frameworks of the plan have these settings, and set them."""
-        backends = {each.framework: each.backend for each in plan.assignments}
-        known = list(filter(None, (backend.capability(HasSettings) for backend in backends.values())))
-        allowed = {name: values for settings in known for name, values in settings.settings().items()}
+        backends = {assignment.framework: assignment.backend for assignment in plan.assignments}
+        capabilities = list(filter(None, (backend.capability(HasSettings) for backend in backends.values())))
+        allowed = {name: values for settings in capabilities for name, values in settings.settings().items()}
         for name, value in self.values.items():
             _check(phase.label, name, value, allowed)
         self.phase_end(phase, plan, run, None)  # a FitPhase may have several plans
@@ -70,7 +70,7 @@ class FrameworkSettings(Callback):
             )
         held = self._held[id(run)] = ExitStack()
         held.callback(_HOLDING.release)
-        for settings in known:
+        for settings in capabilities:
             values = {name: value for name, value in self.values.items() if name in settings.settings()}
             held.enter_context(settings.with_settings(values))
 
@@ -88,7 +88,7 @@ def _check(label: str, name: str, value: Any, allowed: Mapping[str, tuple[Any, .
             available=", ".join(allowed),
             hint=did_you_mean(name, allowed, "leave it out, or set it yourself"),
         )
-    if not any(type(each) is type(value) and each == value for each in allowed[name]):
+    if not any(type(candidate) is type(value) and candidate == value for candidate in allowed[name]):
         available = ", ".join(map(repr, allowed[name]))
         raise PhaseError(
             f"phase {label!r}: {name} cannot be {shown(value)}", available=available, hint="use one of these"

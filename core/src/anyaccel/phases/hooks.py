@@ -81,8 +81,8 @@ class HookCaller:
 
         An interrupt is always raised: code that catches `error` would miss it as a note.
         """
-        known = {**arguments, "error": error}
-        calls = [call for end in self._ends() for call in (interrupts.check, partial(end, **known))]
+        values = {**arguments, "error": error}
+        calls = [call for end in self._ends() for call in (interrupts.check, partial(end, **values))]
         failures = [failure for call in calls if (failure := _failure(call)) is not None]
         stop = next((failure for failure in failures if not isinstance(failure, Exception)), None)
         first = next((raised for raised in (stop, error, *failures) if raised is not None), None)
@@ -160,8 +160,12 @@ def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:
 def _plugins_in(error: Exception, implementations: Sequence[pluggy.HookImpl]) -> list[str]:
     """Return the plugins whose functions the exception came through, or all that were called if that is unknown."""
     codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-    passed = [each.plugin_name for each in implementations if getattr(each.function, "__code__", None) in codes]
-    return passed or [each.plugin_name for each in implementations]
+    passed = [
+        implementation.plugin_name
+        for implementation in implementations
+        if getattr(implementation.function, "__code__", None) in codes
+    ]
+    return passed or [implementation.plugin_name for implementation in implementations]
 
 
 def _call_with_named(method: Callable[..., Any], **arguments: Any) -> None:

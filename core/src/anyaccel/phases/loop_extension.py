@@ -136,7 +136,9 @@ class Moments:
     def __init__(self, extensions: Sequence[LoopExtension]) -> None:
         def overriding(moment: str) -> tuple[Callable[..., Any], ...]:
             plain = getattr(LoopExtension, moment)
-            return tuple(getattr(each, moment) for each in extensions if getattr(type(each), moment) is not plain)
+            return tuple(
+                getattr(extension, moment) for extension in extensions if getattr(type(extension), moment) is not plain
+            )
 
         self.run_begins = overriding("run_begins")
         self.epoch_begins = overriding("epoch_begins")

@@ -124,10 +124,10 @@ def _host_pairs(losses: Iterable[Losses]) -> Iterator[tuple[int, str, float, flo
     for i, entry in enumerate(losses):
         pairs = [(i, label, *pair) for label, pair in (entry.pairs or {}).items()]
         by_backend.setdefault(entry.backend, []).extend(pairs)
-    for backend, found in by_backend.items():
-        totals = _floats(backend, [total for _, _, total, _ in found])
-        weights = _floats(backend, [weight for _, _, _, weight in found])
-        for (i, label, _, _), total, weight in zip(found, totals, weights, strict=True):
+    for backend, backend_pairs in by_backend.items():
+        totals = _floats(backend, [total for _, _, total, _ in backend_pairs])
+        weights = _floats(backend, [weight for _, _, _, weight in backend_pairs])
+        for (i, label, _, _), total, weight in zip(backend_pairs, totals, weights, strict=True):
             yield i, label, total, weight
 
 

@@ -41,8 +41,8 @@ def notes(
     if not phase.trains:
         return ()
     reached = _reached(segments)
-    known = [column for column in plan.columns if column.name in reached and column.name in arrays]
-    with_nan = [column for column in known if _has_nan(_values(arrays[column.name]))]
+    columns = [column for column in plan.columns if column.name in reached and column.name in arrays]
+    with_nan = [column for column in columns if _has_nan(_values(arrays[column.name]))]
     split = phase.data if isinstance(phase.data, str) else "all"
     return tuple(dict.fromkeys(_notes(with_nan, rows, split)))
 

@@ -122,9 +122,9 @@ class OutOfMemoryRecovery:
         report it.
         """
         sizes = [(nbytes, free_memory(place)) for place, nbytes in self._report.snapshot_bytes().items()]
-        known = [(nbytes, free) for nbytes, free in sizes if free is not None]
-        return any(nbytes >= _WORTHWHILE_SHARE * free for nbytes, free in known) or (
-            unknown and len(known) < len(sizes)
+        measured = [(nbytes, free) for nbytes, free in sizes if free is not None]
+        return any(nbytes >= _WORTHWHILE_SHARE * free for nbytes, free in measured) or (
+            unknown and len(measured) < len(sizes)
         )
 
     def final_error(self, error: OutOfMemoryError, n_rows: int) -> OutOfMemoryError:
@@ -412,12 +412,12 @@ class OutOfMemoryReport:
     def error(self, cause: OutOfMemoryError, n_rows: int, loader: BatchLoader) -> OutOfMemoryError:
         """Return the error after `n_rows` rows, computed at once, did not fit."""
         fitting = self._largest_batch(loader, n_rows)
-        known = [] if fitting is None else ["not even one row fits" if fitting == 0 else f"{_rows(fitting)} would fit"]
+        parts = [] if fitting is None else ["not even one row fits" if fitting == 0 else f"{_rows(fitting)} would fit"]
         why = f", and micro-batches are ruled out by {' and '.join(self.couplings)}" if self.couplings else ""
         doing = "to train" if self.trains else "for"
         return OutOfMemoryError(
             f"phase {self.label!r}: not enough memory {doing} {_rows(n_rows)} at once{why}: {cause.problem}",
-            cause="; ".join([*self._memory_use(loader.residency), *known]),
+            cause="; ".join([*self._memory_use(loader.residency), *parts]),
             hint=", or ".join(self._hints(fitting)),
         )
 
@@ -445,8 +445,8 @@ class OutOfMemoryReport:
                 ),
                 "data" if residency == "resident" else f"data ({residency})": data.get(place, 0),
             }
-            known = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in categories.items() if nbytes)
-            yield f"{place[1]} ({place[0]}): {known}; activations and the rest: {_measured(place)}"
+            parts = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in categories.items() if nbytes)
+            yield f"{place[1]} ({place[0]}): {parts}; activations and the rest: {_measured(place)}"
 
     def _largest_batch(self, loader: BatchLoader, n_rows: int) -> int | None:
         """Return the most rows that fit at once, by at most `_MAX_TRIALS` trials that change nothing; None if

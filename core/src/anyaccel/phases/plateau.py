@@ -127,7 +127,9 @@ def _number(where: str, name: str, value: Any, example: float, *, below_one: boo
 
 def listening_schedules(optimizers: Iterable[Optimizer | None], callbacks: Iterable[Callback]) -> list[Callback]:
     """Return the schedules of optimizers that listen to epochs, without duplicates and those already called."""
-    own: list[Any] = [optimizer.schedule.own for optimizer in optimizers if optimizer is not None]
-    known = {id(callback) for callback in callbacks}
-    listening: dict[int, Callback] = {id(each): each for each in own if isinstance(each, Callback)}
-    return [schedule for key, schedule in listening.items() if key not in known]
+    schedules: list[Any] = [optimizer.schedule.own for optimizer in optimizers if optimizer is not None]
+    listeners = {id(callback) for callback in callbacks}
+    listening: dict[int, Callback] = {
+        id(schedule): schedule for schedule in schedules if isinstance(schedule, Callback)
+    }
+    return [schedule for key, schedule in listening.items() if key not in listeners]

@@ -102,7 +102,7 @@ def prepare(
         AnyaccelError: data, samplers, metrics or columns that do not fit.
     """
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
-    known = topology.feature_sets(graph.nodes.values())
+    feature_sets = topology.feature_sets(graph.nodes.values())
     parts = [_draw(phase, part, plan, graph, on_host, read=True, opened=opened) for part in phase.parts]
     if group.size == 1 and phase.trains and phase.step is None:
         _check_single_rows(phase, resolution, graph, parts[0])
@@ -119,7 +119,7 @@ def prepare(
                 plan,
                 _shared(drawn, group),
                 target_ranges(resolution, accumulates=_parts_batches(drawn.part, group)),
-                known,
+                feature_sets,
                 seed,
                 group if drawn.part.trains else SingleProcess(),
             ),
@@ -254,7 +254,7 @@ def _taken(
     if on_host:
         return set(topology.feature_sets(graph.nodes.values())[name].targets)
     columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
-    return {each for column in columns if column.feature_set == name for each in column.columns}
+    return {part for column in columns if column.feature_set == name for part in column.columns}
 
 
 def _parts_batches(part: PhaseSettings, group: ProcessGroup) -> bool:

@@ -90,7 +90,11 @@ class Profile(Callback):
         """Refuse frameworks that have no profiler."""
         if not phase.trains:
             return
-        lacking = {each.framework for each in plan.assignments if each.backend.capability(ProfilesSteps) is None}
+        lacking = {
+            assignment.framework
+            for assignment in plan.assignments
+            if assignment.backend.capability(ProfilesSteps) is None
+        }
         if lacking:
             raise PhaseError(
                 f"phase {phase.label!r} has a Profile, but the plugin of {', '.join(sorted(lacking))} has no profiler",
@@ -172,14 +176,17 @@ class ProfileSession(LoopExtension):
     def _start_all(self, recording: ExitStack) -> None:
         assignments = self._run.plan.assignments if self._run.plan is not None else ()
         marks, files = [], []
-        for framework in sorted({each.framework for each in assignments}):
-            own = [each for each in assignments if each.framework == framework]
-            models = {trace_name(each.node): getattr(self._run.graph[each.node], "model", None) for each in own}
+        for framework in sorted({assignment.framework for assignment in assignments}):
+            of_framework = [assignment for assignment in assignments if assignment.framework == framework]
+            models = {
+                trace_name(assignment.node): getattr(self._run.graph[assignment.node], "model", None)
+                for assignment in of_framework
+            }
             name = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
             path = self._profile.location / f"{name}-{framework}.trace.json.gz"
-            profiler = own[0].backend.required(ProfilesSteps)
+            profiler = of_framework[0].backend.required(ProfilesSteps)
             try:
-                context = profiler.profile_steps(path, models, [each.device for each in own])
+                context = profiler.profile_steps(path, models, [assignment.device for assignment in of_framework])
                 marks.append(recording.enter_context(context))
             except Exception as error:  # what each framework raises where its user records, too
                 label, said = self._run.phase.label, str(error).partition("\n")[0]
@@ -220,7 +227,7 @@ def profile_sessions(callbacks: Sequence[Callback], run: Run, pipeline: Pipeline
     Raises:
         PhaseError: two callbacks request one.
     """
-    wanted = [each for each in callbacks if isinstance(each, Profile)]
+    wanted = [callback for callback in callbacks if isinstance(callback, Profile)]
     if len(wanted) > 1:
         raise PhaseError(f"phase {run.phase.label!r} has {len(wanted)} Profile callbacks", hint="keep one of them")
     return [ProfileSession(one, run, pipeline) for one in wanted if run.is_main_process]

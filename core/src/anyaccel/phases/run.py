@@ -169,7 +169,7 @@ class Run:
         if not hasattr(node, "model"):
             raise GraphError(
                 f"node {label!r} has no model",
-                available=", ".join(name for name, each in self.graph.nodes.items() if hasattr(each, "model")),
+                available=", ".join(name for name, node in self.graph.nodes.items() if hasattr(node, "model")),
                 hint="give the label of one of these",
             )
         if self._pipeline is not None:
@@ -271,8 +271,8 @@ class DeviceStats:
         return nvidia_utilization(self.identity) if self.identity else None
 
     def __str__(self) -> str:
-        known = ((self.used, "used"), (self.peak, "at the peak"), (self.total, "in total"))
-        words = ", ".join(f"{size(nbytes)} {what}" for nbytes, what in known if nbytes is not None)
+        parts = ((self.used, "used"), (self.peak, "at the peak"), (self.total, "in total"))
+        words = ", ".join(f"{size(nbytes)} {what}" for nbytes, what in parts if nbytes is not None)
         part = self.utilization
         busy = "" if part is None else f", busy {part:.0%} of the time"
         return f"{self.device} ({self.framework}): {words or 'the framework does not report memory'}{busy}"
@@ -375,34 +375,36 @@ def run_stats(
 
 
 def _devices(plan: Plan) -> Iterator[DeviceStats]:
-    for framework, device in dict.fromkeys((each.framework, each.device) for each in plan.assignments):
+    for framework, device in dict.fromkeys(
+        (assignment.framework, assignment.device) for assignment in plan.assignments
+    ):
         backend = registry().find(framework, device.kind)
         memory = backend.capability(Memory)
         info = None if memory is None else memory.memory(device)
-        known = backend.device_info(device)
+        measured = backend.device_info(device)
         yield DeviceStats(
             device=device,
             framework=framework,
             used=(info.used if info else 0) or None,
             peak=(info.peak if info else 0) or None,
             total=(info.total if info else 0) or None,
-            identity=known.identity if known.vendor == "nvidia" else "",
+            identity=measured.identity if measured.vendor == "nvidia" else "",
         )
 
 
 def _nodes(plan: Plan, graph: ModelGraph, cost: StepCost, *, trains: bool) -> Iterator[NodeStats]:
-    for each in plan.assignments:
-        node = graph[each.node]
+    for assignment in plan.assignments:
+        node = graph[assignment.node]
         if isinstance(node, ModelNode):
-            optimizer = (node.optimizer or graph.optimizer) if trains and not each.frozen else None
+            optimizer = (node.optimizer or graph.optimizer) if trains and not assignment.frozen else None
             yield NodeStats(
-                node=each.node,
-                framework=each.framework,
-                device=each.device,
-                parameters=each.nbytes,
-                gradients=0 if optimizer is None else each.nbytes,
-                optimizer=_state_bytes(optimizer, each.nbytes),
-                activations=cost.activations.get(each.node),
+                node=assignment.node,
+                framework=assignment.framework,
+                device=assignment.device,
+                parameters=assignment.nbytes,
+                gradients=0 if optimizer is None else assignment.nbytes,
+                optimizer=_state_bytes(optimizer, assignment.nbytes),
+                activations=cost.activations.get(assignment.node),
             )
 
 
@@ -482,16 +484,18 @@ def _cost(stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -
 
 def _rate(plan: Plan) -> tuple[float | None, str]:
     """Return the stated operations per second for the devices of a plan, and why that is unknown."""
-    precisions = {each.precision for each in plan.assignments if each.parameters}
+    precisions = {assignment.precision for assignment in plan.assignments if assignment.parameters}
     if not precisions <= _DTYPES.keys() or len(precisions) != 1:
-        given = ", ".join(sorted(each or "none" for each in precisions))
+        given = ", ".join(sorted(precision or "none" for precision in precisions))
         return None, f"peak rates are given for one 16-bit dtype, but precision is {given}"
     rates = extensions("compute_rate")
     if not rates:
         return None, str(missing("anyaccel-resources", "the table of rates"))
     dtype = _DTYPES[precisions.pop()]
     total = 0.0
-    for framework, device in dict.fromkeys((each.framework, each.device) for each in plan.assignments):
+    for framework, device in dict.fromkeys(
+        (assignment.framework, assignment.device) for assignment in plan.assignments
+    ):
         name = registry().find(framework, device.kind).device_info(device).name
         rate = next(filter(None, (stated(name, dtype) for stated in rates)), None)
         if rate is None:

@@ -189,7 +189,9 @@ def run_in_order(
         checked_resume(resume)
         for phase in phases:
             of_users = (
-                each for each in (*callbacks, *phase.callbacks) if not type(each).__module__.startswith("anyaccel.")
+                callback
+                for callback in (*callbacks, *phase.callbacks)
+                if not type(callback).__module__.startswith("anyaccel.")
             )
             if next(of_users, None) is not None:  # it may change the graph
                 break
@@ -353,7 +355,7 @@ class PhaseExecution:
             run.log_event("source", note)
         for checkpointer in self._checkpointers:
             checkpointer.join(group)
-        arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
+        arrays = {f"{part.part.label}: {key}": array for part in parts for key, array in part.factory.arrays.items()}
         group.check_begin(phase, graph, arrays)
         del arrays
         with interrupts.allowed():
@@ -518,7 +520,7 @@ def _build_pipeline(
             models = {label: getattr(graph[label], "model", None) for label in graph.nodes}  # as they were placed
             segment = replace(
                 segment,
-                operations=tuple(replace(each, model=models[each.label]) for each in segment.operations),
+                operations=tuple(replace(operation, model=models[operation.label]) for operation in segment.operations),
                 states={label: graph.optimizer_states[label] for label in segment.states},
                 frozen={label: models[label] for label in segment.frozen},
                 compile=phase.compile,

@@ -145,7 +145,7 @@ def read_list(name: str, load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def read(saved: Any) -> list[Any]:
         if not isinstance(saved, (list, tuple)):
             raise TypeError(f"{name} must be a list, got {shown(saved)}")
-        return [load(each) for each in saved]
+        return [load(item) for item in saved]
 
     return read
 
@@ -260,7 +260,7 @@ def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
     An unknown setting is an error that suggests the closest name.
     """
     parameters = inspect.signature(init).parameters.values()
-    defaults = {each.name: each.default for each in parameters}
+    defaults = {parameter.name: parameter.default for parameter in parameters}
 
     @functools.wraps(init)
     def take(*args: _Settings.args, **given: _Settings.kwargs) -> None:
@@ -635,8 +635,8 @@ class PhaseSettings(AttributeHints, Runnable):
         if isinstance(kind, str) and kind not in PhaseSettings.kinds:
             load(SAVED, f"phase.{kind}")  # its class registers itself
         if not isinstance(kind, str) or kind not in PhaseSettings.kinds:
-            known = sorted({*PhaseSettings.kinds, *saved_names("phase")})
-            available, hint = ", ".join(known), "pass a dict from get_config() of a phase"
+            kinds = sorted({*PhaseSettings.kinds, *saved_names("phase")})
+            available, hint = ", ".join(kinds), "pass a dict from get_config() of a phase"
             raise ConfigError(f"unknown type of phase {shown(kind)}", available=available, hint=hint)
         settings = {_RENAMED.get(key, key): value for key, value in config.items() if key != "type"}
         for key in settings:
@@ -676,20 +676,20 @@ def save_labels(phase: Any, kept: tuple[str, ...] | None) -> list[str] | None:
 
 def _settings_of(cls: type) -> list[str]:
     """Return the keyword arguments of a kind of phase, beginning with those that only it has."""
-    known = [
+    names = [
         key
         for base in cls.__mro__[:-1]
         if "__init__" in vars(base)
         for key in inspect.signature(vars(base)["__init__"]).parameters
     ]
-    return [key for key in dict.fromkeys(known) if key not in ("self", "label", "settings", "unknown")]
+    return [key for key in dict.fromkeys(names) if key not in ("self", "label", "settings", "unknown")]
 
 
 def _unknown_setting(cls: type[PhaseSettings], name: str) -> PhaseError:
-    known = _settings_of(cls)
+    setting_names = _settings_of(cls)
     hints = {**PhaseSettings.misplaced_settings, **cls.misplaced_settings}
-    misplaced = {each: hint for names, hint in hints.items() for each in names.split()}
+    misplaced = {word: hint for names, hint in hints.items() for word in names.split()}
     if name in misplaced:
         return PhaseError(f"{cls.__name__} has no setting {name!r}", hint=misplaced[name])
-    hint = did_you_mean(name, known, "use one of these", cutoff=0.6)
-    return PhaseError(f"{cls.__name__} has no setting {name!r}", available=", ".join(known), hint=hint)
+    hint = did_you_mean(name, setting_names, "use one of these", cutoff=0.6)
+    return PhaseError(f"{cls.__name__} has no setting {name!r}", available=", ".join(setting_names), hint=hint)

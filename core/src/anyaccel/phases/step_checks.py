@@ -67,10 +67,10 @@ class MeanCheck(LoopExtension):
         doing: str = ACCUMULATES,
         left_out: str = WITHOUT_ACCUMULATE,
     ) -> None:
-        own = phase.losses if phase.step is None else ()
+        losses = phase.losses if phase.step is None else ()
         is_known = all(_is_known(stage) for stage in stages)
-        self._phase, self._labels = phase, [loss.label for loss in own if _is_own(loss) or not is_known]
-        self._named = {loss.label for loss in own if not _is_own(loss)}
+        self._phase, self._labels = phase, [loss.label for loss in losses if _is_own(loss) or not is_known]
+        self._named = {loss.label for loss in losses if not _is_own(loss)}
         self._tolerance = _TOLERANCE_16_BITS if any(map(_has_16_bits, stages)) else _TOLERANCE
         self._gather, self._is_first, self._doing, self._left_out = gather, is_first, doing, left_out
 
@@ -91,22 +91,24 @@ class MeanCheck(LoopExtension):
         labels, self._labels = self._labels, []
         for i in sorted({0, n_steps // 2, n_steps - 1}):  # the first may be one in which all tokens count
             batch = next(steps.skip(i).first(1).split(steps.microbatch_size or steps.batch_size))
-            found = self._differing(runner, batch, labels)
-            if found is not None:
+            differing = self._differing(runner, batch, labels)
+            if differing is not None:
                 if self._is_first:
-                    self._warn(*found)
+                    self._warn(*differing)
                 return
 
     def _differing(self, runner: ChunkRunner, batch: StepRange, labels: Sequence[str]) -> _Found | None:
         halves = list(batch.split(-(-batch.batch_size // 2)))
         whole, parted = _means(runner, [batch]), _means(runner, halves)
         pairs = [(label, whole.get(label, math.nan), parted.get(label, math.nan)) for label in labels]
-        own = [pair for pair in pairs if self._differs(pair[1], pair[2])]
-        if not any(self._gather([list(pair) for pair in own])):
+        differing = [pair for pair in pairs if self._differs(pair[1], pair[2])]
+        if not any(self._gather([list(pair) for pair in differing])):
             return None
         again = _means(runner, [batch])
-        own = [pair for pair in own if not self._differs(pair[1], again[pair[0]])]  # a random loss tells nothing
-        every = self._gather([list(pair) for pair in own])
+        differing = [
+            pair for pair in differing if not self._differs(pair[1], again[pair[0]])
+        ]  # a random loss tells nothing
+        every = self._gather([list(pair) for pair in differing])
         return next(((pair[0], pair[1], pair[2]) for theirs in every for pair in theirs), None)
 
     def _differs(self, value: float, other: float) -> bool:
@@ -140,14 +142,14 @@ def _is_own(loss: AppliedLoss) -> bool:
 
 def _is_known(stage: PipelineStage) -> bool:
     """Return whether all models are those that every backend has, which compute each row separately."""
-    known = tuple(stage.backend.models().values())
-    return all(operation.model is None or type(operation.model) in known for operation in stage.segment.operations)
+    classes = tuple(stage.backend.models().values())
+    return all(operation.model is None or type(operation.model) in classes for operation in stage.segment.operations)
 
 
 def _has_16_bits(stage: PipelineStage) -> bool:
     """Whether something is computed in 16 bits."""
     precision = stage.segment.precision
-    asked = () if precision is None else (each.dtype for _, each in precision.precisions)
+    asked = () if precision is None else (node_precision.dtype for _, node_precision in precision.precisions)
     outputs = (result.spec.dtype for operation in stage.segment.operations for result in operation.results)
     return any(dtype.endswith("16") for dtype in (*asked, *outputs))
 

@@ -76,8 +76,8 @@ class WeightAveraging(Callback):
 
     def after_loading(self, phase: Any, plan: Any, run: Run) -> None:
         """Remember the trained nodes and their backends."""
-        trained = [each for each in plan.assignments if each.parameters and not each.frozen]
-        self._backends |= {each.node: each.backend for each in trained}
+        trained = [assignment for assignment in plan.assignments if assignment.parameters and not assignment.frozen]
+        self._backends |= {assignment.node: assignment.backend for assignment in trained}
 
     def step_end(self, run: Run) -> None:
         """Update the moving average."""
@@ -102,7 +102,9 @@ class WeightAveraging(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the number of updates, and the averages as `NODE/parameters/NAME` and `NODE/buffers/NAME`."""
         counts = {f"{node}/{_COUNT}": count for node, count in self._counts.items()}
-        arrays = {f"{node}/{name}": array for node, own in self._averages.items() for name, array in own.items()}
+        arrays = {
+            f"{node}/{name}": array for node, averages in self._averages.items() for name, array in averages.items()
+        }
         return {_COUNT: self.n_averaged, **counts, **arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -146,12 +148,12 @@ class WeightAveraging(Callback):
             PhaseError: see `apply`.
         """
         self._check(graph)
-        own = {node: graph.shapes.backends[node].state(_model(graph, node)) for node in self._averages}
+        states = {node: graph.shapes.backends[node].state(_model(graph, node)) for node in self._averages}
         try:
             self.apply(graph)
             yield
         finally:
-            for node, values in own.items():
+            for node, values in states.items():
                 graph.shapes.backends[node].load_state(_model(graph, node), values)
 
     def _check(self, graph: ModelGraph) -> None:

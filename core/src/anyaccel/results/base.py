@@ -117,8 +117,8 @@ class PhaseResults(AttributeHints):
         manifest, arrays = saved_folder.read(folder, PART)
         results = read_results(manifest[PART], arrays, classes)
         if not isinstance(results, cls):
-            found = type(results).__name__
-            raise ConfigError(f"these are {found}, not {cls.__name__}", hint=f"write {found}.load")
+            kind = type(results).__name__
+            raise ConfigError(f"these are {kind}, not {cls.__name__}", hint=f"write {kind}.load")
         return results
 
     def run_record(self) -> dict[str, Any]:
@@ -185,8 +185,8 @@ def read_results(parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[t
     kind = parts.get("kind") if isinstance(parts, Mapping) else None
     cls = KINDS.get(kind) or load(SAVED, f"results.{kind}") if isinstance(kind, str) else None
     if cls is None:
-        known = sorted({*KINDS, *saved_names("results")})
-        raise ConfigError(f"{shown(parts)} are not saved results", available=", ".join(known), hint=_HINT)
+        kinds = sorted({*KINDS, *saved_names("results")})
+        raise ConfigError(f"{shown(parts)} are not saved results", available=", ".join(kinds), hint=_HINT)
     reader = FieldReader(arrays, allow)
     try:
         return cls(**{name: reader.field(name, value) for name, value in parts["fields"].items()})
@@ -260,7 +260,9 @@ _WRITERS: dict[str, Callable[[Any, Arrays, str], Any]] = {
     "losses": _by_name,
     "metrics": _by_name,
     "predictions": _by_name,
-    "compared": lambda compared, arrays, path: {name: [label, list(own)] for name, (label, own) in compared.items()},
+    "compared": lambda compared, arrays, path: {
+        name: [label, list(names)] for name, (label, names) in compared.items()
+    },
     "nodes": lambda nodes, arrays, path: list(nodes),
 }
 

@@ -119,13 +119,18 @@ def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
     if not named:
         raise ResultError("there is no run to compare", hint="run a phase first, or pass results")
     histories = [(name, run, _values_per_epoch(run)) for name, run in named]
-    known = list(dict.fromkeys(figure for _, _, values in histories for figure in values))
+    all_figures = list(dict.fromkeys(figure for _, _, values in histories for figure in values))
     for name in figures:
-        if name not in known:
-            raise formatting.unknown_name(f"no run has the figure {name!r}", name, known, "use one of these names")
-    selected = set(figures or (figure for figure in known if not formatting.is_part(figure)))
+        if name not in all_figures:
+            raise formatting.unknown_name(
+                f"no run has the figure {name!r}", name, all_figures, "use one of these names"
+            )
+    selected = set(figures or (figure for figure in all_figures if not formatting.is_part(figure)))
     rows = tuple({**_run_facts(name, run), **_last_and_best(values, selected)} for name, run, values in histories)
-    order = [*_FACTS, *(column for figure in known if figure in selected for column in (figure, f"best {figure}"))]
+    order = [
+        *_FACTS,
+        *(column for figure in all_figures if figure in selected for column in (figure, f"best {figure}")),
+    ]
     present = {column for row in rows for column, value in row.items() if value is not None}
     return Comparison(rows, tuple(column for column in order if column in present))
 

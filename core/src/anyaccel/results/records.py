@@ -37,9 +37,9 @@ class Epoch:
     @property
     def figures(self) -> dict[str, float]:
         """All values by the names that callbacks use: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`."""
-        own = {f"loss.{label}": value for label, value in self.losses.items()}
-        own = {"loss": self.loss, **own} if own else self.step_figures
-        return {**own, **{f"val_{name}": value for name, value in self.validation.items()}}
+        losses = {f"loss.{label}": value for label, value in self.losses.items()}
+        losses = {"loss": self.loss, **losses} if losses else self.step_figures
+        return {**losses, **{f"val_{name}": value for name, value in self.validation.items()}}
 
 
 @dataclass(frozen=True, slots=True)

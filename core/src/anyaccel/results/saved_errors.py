@@ -41,7 +41,7 @@ def error_parts(error: BaseException | None) -> dict[str, Any] | None:
 
 
 def _plain_args(error: BaseException) -> list[Any]:
-    is_plain = all(type(each) in (str, bool, int, type(None)) or _is_number(each) for each in error.args)
+    is_plain = all(type(argument) in (str, bool, int, type(None)) or _is_number(argument) for argument in error.args)
     return list(error.args) if is_plain else []
 
 

@@ -48,8 +48,8 @@ class TrainResults(PhaseResults):
     if not TYPE_CHECKING:  # type checkers are to know the fields alone
 
         def __getattr__(self, name: str) -> Any:
-            own = name.startswith("_") or hasattr(TrainResults, name)
-            if own or name not in self.figures:
+            is_own = name.startswith("_") or hasattr(TrainResults, name)
+            if is_own or name not in self.figures:
                 return AttributeHints.__getattr__(self, name)
             hint = f"; it is a figure: figure({name!r})"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)

@@ -195,8 +195,8 @@ def part_of(storage: Storage, manifest: Mapping[str, Any], name: str) -> Any:
         ConfigError: it has no such part.
     """
     if name in _OWN or name not in manifest:
-        known = ", ".join(sorted(parts_of(manifest)))
-        raise ConfigError(f"{storage.name!r} holds no {name}", available=known, hint=HINT)
+        parts = ", ".join(sorted(parts_of(manifest)))
+        raise ConfigError(f"{storage.name!r} holds no {name}", available=parts, hint=HINT)
     return manifest[name]
 
 
@@ -212,16 +212,16 @@ def arrays_files(storage: Storage, manifest: Mapping[str, Any]) -> list[ArraysFi
         ConfigError: an entry is malformed, or names a file in another place.
     """
     given = manifest.get("arrays")
-    found = []
+    files = []
     for entry in given if isinstance(given, list) else [None]:
         try:
-            found.append(_arrays_file(entry))
+            files.append(_arrays_file(entry))
         except (TypeError, KeyError, ValueError) as error:
             problem = (
                 f"{storage.file_name(MANIFEST)!r} names {shown(entry)}, which is not a file of arrays in its folder"
             )
             raise ConfigError(problem, hint=HINT) from error
-    return found
+    return files
 
 
 def _sha256(manifest: Mapping[str, Any]) -> str:
@@ -246,7 +246,7 @@ def _arrays_file(entry: Any) -> ArraysFile:
         return ArraysFile(file=file, group=group, size=size, sha256=_matching(_SHA256, entry["sha256"]))
     if not isinstance(entry["crc32"], dict):
         raise ValueError("crc32")
-    tensors = {name: _matching(_CRC32, each) for name, each in entry["crc32"].items()}
+    tensors = {name: _matching(_CRC32, checksum) for name, checksum in entry["crc32"].items()}
     return ArraysFile(
         file=file, group=group, size=size, digests=Digests(_matching(_SHA256, entry["header_sha256"]), tensors)
     )

@@ -74,7 +74,7 @@ def _write_type(value: type, arrays: Arrays, path: str, other: Write) -> dict[st
 
 
 def _write_dict(value: dict[Any, Any], arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
-    items = [[key, own] for key, own in value.items()]
+    items = [[key, item] for key, item in value.items()]
     return {"items": plain(items, arrays, path, other)}
 
 

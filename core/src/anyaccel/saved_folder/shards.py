@@ -168,7 +168,7 @@ def weight_file_in(folder: Storage, suffixes: Sequence[str]) -> str:
             f"{folder.name!r} is a saved graph or a checkpoint, not a weight file",
             hint=f"load all of it with ModelGraph.load({folder.name!r}), or load the matching parts with strict=False",
         )
-    endings = tuple(each for suffix in suffixes for each in (suffix, f"{suffix}{INDEX_ENDING}"))
+    endings = tuple(ending for suffix in suffixes for ending in (suffix, f"{suffix}{INDEX_ENDING}"))
     there = sorted(folder.names() or ())
     names = [name for name in there if name.endswith(endings) and folder.size(name) is not None]
     for suffix in suffixes:

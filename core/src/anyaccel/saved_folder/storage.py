@@ -130,17 +130,17 @@ class LocalStorage:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str] | None:
-        return [each.name for each in self.path.iterdir()] if self.path.is_dir() else None
+        return [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else None
 
     def is_file(self) -> bool:
         return self.path.is_file()
 
     def size(self, file: str) -> int | None:
         try:
-            found = (self.path / file).stat(follow_symlinks=self._follows_links)
+            status = (self.path / file).stat(follow_symlinks=self._follows_links)
         except (OSError, ValueError):  # not there, or removed a moment ago; ValueError of a name with a null character
             return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def modified(self, file: str) -> datetime | None:
         return datetime.fromtimestamp((self.path / file).stat().st_mtime).astimezone()

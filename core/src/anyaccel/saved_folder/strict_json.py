@@ -35,10 +35,10 @@ def canonical(value: Any) -> bytes:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return result
 
 
 def _finite(text: str) -> float:

@@ -289,10 +289,10 @@ def fastest_crc32() -> Callable[..., int]:
     zlib's.
     """
     try:
-        found: Callable[..., int] = import_module("isal.isal_zlib").crc32
+        crc32: Callable[..., int] = import_module("isal.isal_zlib").crc32
     except ImportError:
-        found = import_module("zlib").crc32
-    return found
+        crc32 = import_module("zlib").crc32
+    return crc32
 
 
 crc32 = fastest_crc32()

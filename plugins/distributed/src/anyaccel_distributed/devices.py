@@ -71,14 +71,14 @@ def devices_of_kind(
     phase: PhaseSettings, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
     """Return the requested number of devices of a kind that all frameworks support."""
-    found = [device for device in _listed(first.kind, frameworks, known) if device.index >= first.index]
-    if len(found) < wanted:
+    devices = [device for device in _listed(first.kind, frameworks, known) if device.index >= first.index]
+    if len(devices) < wanted:
         raise PhaseError(
             f"phase {phase.label!r} has replicas={wanted}, but this process has fewer devices for them",
-            available=", ".join(map(str, found)),
+            available=", ".join(map(str, devices)),
             hint=f"start as many processes, anyaccel run --replicas {wanted} SCRIPT, or write replicas=1",
         )
-    return tuple(found[:wanted])
+    return tuple(devices[:wanted])
 
 
 class DeviceGroup(SingleProcess):
@@ -156,10 +156,10 @@ def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequenc
         yield f"node {divided[0]!r} has a device_map", f"leave it out, or {one_device}"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch", f"freeze it, or {one_device}"
-    for each in plan.assignments:
-        if plan.replicas and each.reason in _APART:
+    for assignment in plan.assignments:
+        if plan.replicas and assignment.reason in _APART:
             yield (
-                f"node {each.node!r} {_APART[each.reason]} {each.device}",
+                f"node {assignment.node!r} {_APART[assignment.reason]} {assignment.device}",
                 f"leave its accelerator out to follow the phase, or {one_device}",
             )
     if len(resolution.segments) > 1:

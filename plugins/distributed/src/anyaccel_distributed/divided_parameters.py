@@ -19,13 +19,17 @@ _LEAVE_OUT = "leave sharding out, so that each replica has all parameters"
 
 def divided_nodes(plan: Plan) -> dict[str, str]:
     """Return the nodes whose parameters are to be sharded, each with how; empty for all but a TrainPhase."""
-    return {each.node: each.sharding for each in plan.assignments if each.sharding not in ("", "none")}
+    return {
+        assignment.node: assignment.sharding
+        for assignment in plan.assignments
+        if assignment.sharding not in ("", "none")
+    }
 
 
 def whole_nodes(plan: Plan) -> tuple[str, ...]:
     """Return the nodes whose parameters each replica stores whole; empty if nothing is sharded."""
     divided = divided_nodes(plan)
-    return tuple(each.node for each in plan.assignments if divided and each.node not in divided)
+    return tuple(assignment.node for assignment in plan.assignments if divided and assignment.node not in divided)
 
 
 def is_sharded(phase: PhaseSettings, plan: Plan) -> bool:
@@ -72,9 +76,9 @@ def check_sharding(phase: PhaseSettings, resolution: Resolution) -> None:
 
 def _who(phase: PhaseSettings, resolution: Resolution) -> str:
     """Return the phase, or the first node that asks for it."""
-    asking = [each for each in resolution.plan.assignments if each.sharding not in ("", "none")]
-    own = next((each for each in asking if each.sharding_reason == "node"), None)
-    if own is None or any(each.sharding_reason == "phase" for each in asking):
+    asking = [assignment for assignment in resolution.plan.assignments if assignment.sharding not in ("", "none")]
+    own = next((assignment for assignment in asking if assignment.sharding_reason == "node"), None)
+    if own is None or any(assignment.sharding_reason == "phase" for assignment in asking):
         return f"phase {phase.label!r} has sharding"
     return f"phase {phase.label!r}: node {own.node!r} has sharding={own.sharding!r}"
 
@@ -115,7 +119,7 @@ def _reasons(phase: PhaseSettings, resolution: Resolution) -> Iterator[str]:
     nodes, whole = divided_nodes(resolution.plan), whole_nodes(resolution.plan)
     if len(resolution.segments) > 1:
         yield f"its graph is computed in {len(resolution.segments)} segments, of several frameworks"
-    whole_steps = all(each.required(ShardParameters).global_batches for each in resolution.backends)
+    whole_steps = all(backend.required(ShardParameters).global_batches for backend in resolution.backends)
     if phase.compile == "steps" and not whole_steps:
         yield "compile='steps': steps of replicas are not compiled"
     mapped = list(layouts(resolution.plan.assignments))

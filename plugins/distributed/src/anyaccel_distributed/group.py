@@ -78,7 +78,7 @@ class ReplicaGroup(ABC):
         Raises:
             FrameworkError: another replica has ended, or does not answer.
         """
-        return [math.fsum(each) for each in zip(*self.gather(list(values)), strict=True)]
+        return [math.fsum(column) for column in zip(*self.gather(list(values)), strict=True)]
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
         """Return, for each program, by label: `Program.loss_weights` for the rows of all replicas together.

@@ -62,14 +62,14 @@ def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | Non
     Raises:
         ConfigError: no launcher with this name is installed.
     """
-    found = {entry.name: entry.load for entry in entry_points(LAUNCHERS)} if launchers is None else launchers
-    if name not in found:
+    by_name = {entry.name: entry.load for entry in entry_points(LAUNCHERS)} if launchers is None else launchers
+    if name not in by_name:
         raise ConfigError(
             f"no plugin here starts processes on {name!r}",
-            available=", ".join(sorted(found)),
+            available=", ".join(sorted(by_name)),
             hint=_hint(name),
         )
-    return found[name]()
+    return by_name[name]()
 
 
 def _hint(name: str) -> str:

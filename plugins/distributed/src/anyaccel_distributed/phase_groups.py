@@ -112,9 +112,11 @@ class ReplicaGroups(ProcessGroups):
         why = f"each of {number} replicas takes part of a batch"
         if divided_nodes(plan):
             names, why = _DIVIDED, f"trained parameters are sharded over {number} replicas"
-        memory = tuple(_without(each, names, why) for each in plan.memory)
+        memory = tuple(_without(device_memory, names, why) for device_memory in plan.memory)
         shared = f"each of {number} replicas takes part of a batch"
-        activations = tuple(NodeActivations(node=each.node, rows=None, gap=shared) for each in plan.activations)
+        activations = tuple(
+            NodeActivations(node=activations.node, rows=None, gap=shared) for activations in plan.activations
+        )
         return replace(plan, memory=memory, activations=activations, notes=(*plan.notes, note))
 
     def group(self, phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> ProcessGroup:
@@ -190,7 +192,7 @@ def process_group(phase: PhaseSettings, resolution: Resolution, learners: Sequen
         groups = {name: _joined(replicate, place) for name, replicate in able.items() if replicate is not None}
         return ReplicatedTraining(phase.label, place, groups) if groups else SingleProcess()  # whole in each process
     divided = is_sharded(phase, resolution.plan)
-    given = divided and any(each.required(ShardParameters).global_batches for each in resolution.backends)
+    given = divided and any(backend.required(ShardParameters).global_batches for backend in resolution.backends)
     allowed = not divided and may_compute_together(phase, resolution)
     coupled = check_shareable(phase, resolution, learners, together=given or allowed)
     backends = {backend.framework: backend for backend in resolution.backends}
@@ -299,7 +301,7 @@ def _unshareable_models(resolution: Resolution) -> Iterator[str]:
 
 def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:
     """Return what mixes the rows of a batch; with `synced`, what cannot do so over all replicas."""
-    found = []
+    layers = []
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         for operation in segment.operations:
             if not operation.trainable or operation.model is None:
@@ -309,8 +311,8 @@ def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:
             if replicate is not None:
                 why = replicate.unsynchronizable(operation.model)
             if why:
-                found.append(f"{why} in node {operation.label!r} mixes the rows of a batch")
-    return found
+                layers.append(f"{why} in node {operation.label!r} mixes the rows of a batch")
+    return layers
 
 
 def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> None:
@@ -326,9 +328,9 @@ def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> N
     """
     host = socket.gethostname()
     own = [
-        [_identity(each, host), str(each.device), each.node, each.reason == "node"]
-        for each in plan.assignments
-        if each.parameters and not each.frozen and each.device.kind != "cpu"
+        [_identity(assignment, host), str(assignment.device), assignment.node, assignment.reason == "node"]
+        for assignment in plan.assignments
+        if assignment.parameters and not assignment.frozen and assignment.device.kind != "cpu"
     ]
     users: dict[str, list[tuple[int, str, str, bool]]] = {}
     for rank, devices in enumerate(gather(own)):

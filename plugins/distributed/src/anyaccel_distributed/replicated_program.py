@@ -241,8 +241,8 @@ class ReplicatedProgram(Program, ScalesLosses):
         own = [[*gradients[n], *(x for label in labels for x in losses[n][label])] for n in sorted(gradients)]
         every = self._processes.gather(self._programs[0], own, cut.counts(self._processes.size))
         end = len(every[0]) - 2 * len(labels)
-        pairs = [dict(zip(labels, zip(each[end::2], each[end + 1 :: 2], strict=True), strict=True)) for each in every]
-        return {n: each[:end] for n, each in enumerate(every)}, dict(enumerate(pairs))
+        pairs = [dict(zip(labels, zip(row[end::2], row[end + 1 :: 2], strict=True), strict=True)) for row in every]
+        return {n: row[:end] for n, row in enumerate(every)}, dict(enumerate(pairs))
 
     def _forward(self, shard: Shard, factors: Mapping[str, Any]) -> tuple[LossSums, Callable[..., Any]]:
         """Compute losses and pullback of a shard, whose gradients are weighted by rows later; factors are for all
@@ -272,7 +272,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         before = [] if self._total is None else [self._total]
         tensors = [[self._sent(tensor, 0) for tensor in gradients[number]] for number in range(cut.n_shards)]
         weights = [1.0] * len(before) + cut.weights
-        lengths = {len(each) for each in (*before, *tensors)}
+        lengths = {len(tensor_list) for tensor_list in (*before, *tensors)}
         if len(lengths) > 1:
             raise PhaseError(
                 f"segment {self.segment.label!r}: the replicas have gradients of different parameters, "

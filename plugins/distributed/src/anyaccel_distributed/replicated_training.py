@@ -331,7 +331,7 @@ class ReplicatedTraining(ProcessGroup):
         """
         with self._naming_this_replica():
             every = self._host.gather(value)
-        readers = [rank for rank, each in enumerate(every) if each == _READS_MODELS]
+        readers = [rank for rank, answer in enumerate(every) if answer == _READS_MODELS]
         if readers and (value != _READS_MODELS or len(readers) < self.size):
             self._tell_readers(readers)
         return every

@@ -91,13 +91,13 @@ class BatchShare:
 
 def fingerprint(batch: Batch) -> int:
     """Return 20 bits of the names and shapes of a batch, and of its first, middle and last row."""
-    found = 0
+    digest = 0
     for name in sorted(batch):
         column = np.asarray(batch[name])
-        found = zlib.crc32(f"{name} {column.shape}".encode(), found)
+        digest = zlib.crc32(f"{name} {column.shape}".encode(), digest)
         for row in (0, len(column) // 2, len(column) - 1):
-            found = zlib.crc32(np.ascontiguousarray(column[row]).tobytes()[:_SEEN_BYTES], found)
-    return found & 0xFFFFF
+            digest = zlib.crc32(np.ascontiguousarray(column[row]).tobytes()[:_SEEN_BYTES], digest)
+    return digest & 0xFFFFF
 
 
 class ReplicaEpochs(EpochPlan):
@@ -135,10 +135,10 @@ class ReplicaEpochs(EpochPlan):
         first = epochs.epoch(0)
         on_orders(first.orders)
         steps = first.steps
-        for each in steps:
-            self._check(each)
-        taken = steps if whole else [self._part(each) for each in steps]
-        self.batch_size = max(each.batch_size for each in taken)
+        for step in steps:
+            self._check(step)
+        taken = steps if whole else [self._part(step) for step in steps]
+        self.batch_size = max(step.batch_size for step in taken)
 
     def epoch(self, number: int) -> EpochSteps:
         whole = self._epochs.epoch(number)
@@ -177,7 +177,7 @@ class ReplicaEpochs(EpochPlan):
                 taken[name].append((begins + np.arange(low, high)).ravel())
                 ends[name] += steps.n_steps * (high - low)
             parts.append(replace(part, rows=rows))
-        positions = {name: np.concatenate(each) for name, each in taken.items()}
+        positions = {name: np.concatenate(parts) for name, parts in taken.items()}
         orders = {key: order[positions[key[0]]] for key, order in whole.orders.items() if key[0] in positions}
         return EpochSteps(tuple(parts), orders, SharedSteps(whole, self._first))
 

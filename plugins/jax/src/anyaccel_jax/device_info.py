@@ -47,7 +47,9 @@ class JaxExpectedDevices(ExpectedDevices):
         if kind == "cpu":
             return [cpu_info()] * count
         vendor = _VENDORS[kind]["cuda" if has_plugin("cuda") else "rocm"]
-        known = [each.info() for each in machine.visible if each.kind == kind and each.vendor == vendor][:count]
+        known = [
+            expected.info() for expected in machine.visible if expected.kind == kind and expected.vendor == vendor
+        ][:count]
         return known + [DeviceInfo(str(Device(kind, index)), vendor) for index in range(len(known), count)]
 
 

@@ -23,7 +23,9 @@ class JaxReplicas(DeviceReplicas):
 
     def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
         """In one call, which is compiled once for each number of lists and their shapes."""
-        sums: Gradients = _weighted_sums([list(each) for each in tensors], [np.float64(weight) for weight in weights])
+        sums: Gradients = _weighted_sums(
+            [list(tensor_list) for tensor_list in tensors], [np.float64(weight) for weight in weights]
+        )
         return sums
 
     def build_over(

@@ -49,8 +49,8 @@ def first_line(error: BaseException) -> str:
     some.
     """
     lines = [_COLOUR.sub("", line).strip() for line in str(error).splitlines()]
-    own = [line for line in lines if line and not line.startswith("Exception encountered when calling")]
-    return own[0] if own else type(error).__name__
+    messages = [line for line in lines if line and not line.startswith("Exception encountered when calling")]
+    return messages[0] if messages else type(error).__name__
 
 
 def _device_of(value: Any) -> str | None:
@@ -59,7 +59,9 @@ def _device_of(value: Any) -> str | None:
 
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         return None
-    return " and ".join(f"{each.platform}:{each.id}" for each in sorted(value.devices(), key=lambda each: each.id))
+    return " and ".join(
+        f"{jax_device.platform}:{jax_device.id}" for jax_device in sorted(value.devices(), key=lambda each: each.id)
+    )
 
 
 def _raise_translated(error: Exception, subject: str) -> None:

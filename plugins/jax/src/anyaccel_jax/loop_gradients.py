@@ -111,9 +111,10 @@ class LossGradients:
         n_main = n_rows // unit * unit
 
         def summed(trained: Any, carried: Any, rows: list[Any], number: Any, size: int) -> tuple[Any, Any]:
-            own = iter(rows)
+            row_parts = iter(rows)
             micro = [
-                next(own) if is_row else _own_key(leaf, number) for leaf, is_row in zip(leaves, by_rows, strict=True)
+                next(row_parts) if is_row else _own_key(leaf, number)
+                for leaf, is_row in zip(leaves, by_rows, strict=True)
             ]
             total, count, carried, _ = self._terms(part, trained, carried, jax.tree.unflatten(structure, micro))
             if count is None:

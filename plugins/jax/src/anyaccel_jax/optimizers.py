@@ -245,4 +245,4 @@ def _check_transformation(value: Any, optimizer: Optimizer) -> None:
 
 
 def _shapes(slots: Slots) -> dict[str, dict[str, tuple[int, ...]]]:
-    return {name: {slot: tuple(value.shape) for slot, value in own.items()} for name, own in slots.items()}
+    return {name: {slot: tuple(value.shape) for slot, value in values.items()} for name, values in slots.items()}

@@ -47,7 +47,7 @@ class JaxPlacement(Backend):
 
     def unavailable_reason(self, device: Device) -> str:
         """Return a reason in JAX's settings, or in its installation."""
-        return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
+        return unavailable_reason(device, sum(candidate.kind == device.kind for candidate in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
         """Describe a device; the memory space of an NVIDIA GPU is its UUID, its memory comes from the driver."""

@@ -69,10 +69,10 @@ class JaxReplicaGroup(ReplicaGroup):
         programs = [program for program in programs if not isinstance(program, MeshProgram)]  # which have those of all
         gradients = gradients_of(programs)
         for positions in _positions(gradients):
-            own = [gradients[i] for i in positions]
-            flat = _weighted(own, weight)
+            of_place = [gradients[i] for i in positions]
+            flat = _weighted(of_place, weight)
             summed = self._try("average the gradients", lambda flat=flat: self._over(flat).add(flat))  # type: ignore[misc]
-            for i, mean in zip(positions, _means(summed, own), strict=True):
+            for i, mean in zip(positions, _means(summed, of_place), strict=True):
                 gradients[i] = mean
         replace_gradients(programs, gradients)
 

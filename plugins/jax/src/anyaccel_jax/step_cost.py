@@ -78,11 +78,15 @@ class _Node:
 
         def forward(values: Any, inputs: tuple[Any, ...]) -> Any:
             def differentiated(parameters: Any, traced: list[Any]) -> Any:
-                own = iter(traced)
-                arguments = tuple(next(own) if each else x for x, each in zip(inputs, active, strict=True))
+                traced_values = iter(traced)
+                arguments = tuple(
+                    next(traced_values) if is_active else x for x, is_active in zip(inputs, active, strict=True)
+                )
                 return self._outputs((parameters, *values[1:]), arguments)
 
-            return jax.vjp(differentiated, values[0], [x for x, each in zip(inputs, active, strict=True) if each])
+            return jax.vjp(
+                differentiated, values[0], [x for x, is_active in zip(inputs, active, strict=True) if is_active]
+            )
 
         shapes = jax.tree.map(lambda x: _abstract(x.shape, x.dtype), (self._values, inputs))
         jaxpr = jax.make_jaxpr(forward)(*shapes).jaxpr

@@ -130,7 +130,7 @@ class _Observer:
                 state.set_local(local)
 
     def _call(self, name: str, given: Sequence[Any], leaves: Sequence[Any], results: Sequence[Any]) -> None:
-        target = next((_native(each) for each in results if isinstance(each, _ARRAY)), None)
+        target = next((_native(result) for result in results if isinstance(result, _ARRAY)), None)
         if target is None:  # without results nobody knows where it ran, other than from its arguments
             target = next((_native(each) for each in leaves if isinstance(each, _ARRAY)), jax.local_devices()[0])
         for leaf in given:

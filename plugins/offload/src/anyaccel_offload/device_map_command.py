@@ -99,17 +99,17 @@ def run_device_map(
     model = _model(reference)
     backend = _dividing(model, inventory)
     # Bytes of each device that computes; those of the host if the CPU computes.
-    found = {
+    results = {
         str(e.device): e.nbytes for e in inventory.devices if e.device.kind in backend.kinds and e.device.kind != "cpu"
     }
-    if not found:
-        found = {"cpu": inventory.host_nbytes}
-    unknown = [name for name, nbytes in found.items() if not nbytes]
+    if not results:
+        results = {"cpu": inventory.host_nbytes}
+    unknown = [name for name, nbytes in results.items() if not nbytes]
     if unknown:
         raise ConfigError(
             f"the memory of {unknown[0]} is unknown", hint="specify it: --on '2x 24GB, cpu 64GB', or --on 'cpu 64GB'"
         )
-    memory = found
+    memory = results
     device = Device.parse(next(iter(memory)))
     host = {"cpu": inventory.host_nbytes} if inventory.host_nbytes else {}
     free: dict[str, int | None] = {"cpu": None, "disk": None}

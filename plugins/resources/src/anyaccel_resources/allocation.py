@@ -63,8 +63,12 @@ class Allocation:
         """
         if self.chosen is not None:
             return self.chosen.devices
-        reasons = [f"{each.wish} on {each.label}: {each.reason}" for each in self.candidates if each.label]
-        there = ", ".join(dict.fromkeys(each.label for each in self.candidates if each.label))
+        reasons = [
+            f"{candidate.wish} on {candidate.label}: {candidate.reason}"
+            for candidate in self.candidates
+            if candidate.label
+        ]
+        there = ", ".join(dict.fromkeys(candidate.label for candidate in self.candidates if candidate.label))
         problem = f"no device fits {self.request!r} ({'; '.join(reasons[:8])})"
         where = "" if self.source == "this machine" else f" (the machine given {self.source})"
         hint = "add alternatives, such as ', any'; `anyaccel resolve` shows every candidate"
@@ -135,15 +139,15 @@ def _candidate(fit: _Fit, best: _Fit | None, chosen: bool) -> Candidate:
     elif not reason and best is not None:
         better = f"{best.entry} is preferred" if best.entry != fit.entry else f"{best.group[0].label} is better"
         reason = f"fits, but {better}"
-    devices = tuple(each.device for each in fit.taken)
+    devices = tuple(taken.device for taken in fit.taken)
     return Candidate(wish=str(fit.entry), label=label, devices=devices, chosen=chosen, reason=reason)
 
 
 def _groups(devices: Iterable[InventoryDevice], *, by_form: bool) -> list[tuple[InventoryDevice, ...]]:
     groups: dict[tuple[str, str, str, str], list[InventoryDevice]] = {}
-    for each in devices:
-        label, form = (each.label if each.name else ""), (each.form if by_form else "")
-        groups.setdefault((each.device.kind, label, form, each.vendor), []).append(each)
+    for device in devices:
+        label, form = (device.label if device.name else ""), (device.form if by_form else "")
+        groups.setdefault((device.device.kind, label, form, device.vendor), []).append(device)
     return [tuple(group) for group in groups.values()]
 
 
@@ -152,7 +156,7 @@ def _fit(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inv
     reason = next(filter(None, reasons), "")
     if reason:
         return _Fit(entry, group, reason=reason)
-    by_index = {each.device.index: each for each in group}
+    by_index = {entry.device.index: entry for entry in group}
     wanted = group if entry.index is None else [by_index[i] for i in (entry.index, *entry.more)]
     wanted = wanted if entry.every or entry.more else wanted[: entry.count]
     product, named = group[0].product, product_named(entry.product)
@@ -232,7 +236,7 @@ def _check_sm(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory
 
 
 def _check_count(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inventory) -> str:
-    indices = {each.device.index for each in group}
+    indices = {entry.device.index for entry in group}
     missing = [] if entry.index is None else [i for i in (entry.index, *entry.more) if i not in indices]
     if missing:
         return f"it does not have the index {missing[0]}"

@@ -65,7 +65,7 @@ class DeviceRequest:
             return cls._of(*parsed(value, _kinds))
         if not isinstance(value, (list, tuple, set, frozenset)):
             raise _not_a_request(value)
-        if not 1 <= len(value) <= MOST_ENTRIES or not all(isinstance(each, str) for each in value):
+        if not 1 <= len(value) <= MOST_ENTRIES or not all(isinstance(text, str) for text in value):
             raise _not_a_request(value)
         entries = tuple(map(_single, value))
         return (

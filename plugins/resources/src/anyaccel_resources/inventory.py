@@ -237,10 +237,10 @@ def _numbered(devices: Iterable[InventoryDevice]) -> tuple[InventoryDevice, ...]
     """Return the devices with their index among those of their kind, and the CPU."""
     numbers: dict[str, int] = {}
     result = []
-    for each in devices:
-        number = numbers[each.device.kind] = numbers.get(each.device.kind, -1) + 1
-        fields: Mapping[str, Any] = {"name": each.name, "vendor": each.vendor, "memory_gb": each.memory_gb}
-        result.append(InventoryDevice(device=Device(each.device.kind, number), **fields))
+    for device in devices:
+        number = numbers[device.device.kind] = numbers.get(device.device.kind, -1) + 1
+        fields: Mapping[str, Any] = {"name": device.name, "vendor": device.vendor, "memory_gb": device.memory_gb}
+        result.append(InventoryDevice(device=Device(device.device.kind, number), **fields))
     if len(result) > MOST_DEVICES:
         raise ConfigError(
             f"an inventory of {len(result)} devices is too large", cause=f"at most {MOST_DEVICES} are allowed"

@@ -29,7 +29,7 @@ class InventoryRegistry(Registry):
     def __init__(self, base: Registry, inventory: Inventory) -> None:
         super().__init__(entry_points=tuple)
         self._base, self.inventory, self.description = base, inventory, str(inventory)
-        self._devices = {each.device: each for each in inventory.devices}
+        self._devices = {entry.device: entry for entry in inventory.devices}
         base.load()
         self.policies = base.policies
 
@@ -92,9 +92,9 @@ class InventoryRegistry(Registry):
         """Return the inventory with only the devices supported by all of these frameworks, or by any of them."""
         quantor = all if of_all else any
         devices = [
-            each
-            for each in self.inventory.devices
-            if not frameworks or quantor(self.serves(framework, each.device.kind) for framework in frameworks)
+            entry
+            for entry in self.inventory.devices
+            if not frameworks or quantor(self.serves(framework, entry.device.kind) for framework in frameworks)
         ]
         return replace(self.inventory, devices=tuple(devices))
 

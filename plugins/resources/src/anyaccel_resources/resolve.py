@@ -49,8 +49,14 @@ def resolve(request: str, on: str | None, file: str | None, strict: bool, export
         print_json(allocation.to_dict())
     else:
         rows = [
-            ("*" if each.chosen else "", each.wish, each.label, ", ".join(map(str, each.devices)), each.reason)
-            for each in allocation.candidates
+            (
+                "*" if candidate.chosen else "",
+                candidate.wish,
+                candidate.label,
+                ", ".join(map(str, candidate.devices)),
+                candidate.reason,
+            )
+            for candidate in allocation.candidates
         ]
         print_table(("", "wish", "on", "devices", "why"), rows)
         chosen = allocation.chosen

@@ -254,7 +254,7 @@ def condition_from_config(config: Any) -> PairCondition:
     if cls is None or set(config) != {"condition", *field_names(cls)}:
         raise ConfigError(
             f"{shown(config)} is not the configuration of a condition",
-            available="; ".join(f"{name}: {', '.join(field_names(each))}" for name, each in _CLASSES.items()),
+            available="; ".join(f"{name}: {', '.join(field_names(condition))}" for name, condition in _CLASSES.items()),
             hint="pass the dict from get_config()",
         )
     condition: PairCondition = cls(**{key: value for key, value in config.items() if key != "condition"})

@@ -49,7 +49,7 @@ class _ConditionSampler(Sampler):
             ConfigError: A condition is a function.
         """
         settings = {name: getattr(self, name) for name in field_names(self)}
-        settings.update({name: [each.get_config() for each in settings[name]] for name in self.conditions})
+        settings.update({name: [condition.get_config() for condition in settings[name]] for name in self.conditions})
         return {"type": self.kind, **settings}
 
     @classmethod
@@ -72,7 +72,7 @@ class _ConditionSampler(Sampler):
             if not isinstance(given[name], (list, tuple)):
                 problem = f"{name} of a {cls.kind} sampler must be a list of conditions, got {shown(given[name])}"
                 raise ConfigError(problem, hint="pass the dict from get_config()")
-            given[name] = [condition_from_config(each) for each in given[name]]
+            given[name] = [condition_from_config(config) for config in given[name]]
         return cls(**{name: value for name, value in given.items() if value or name not in cls.optional})
 
 

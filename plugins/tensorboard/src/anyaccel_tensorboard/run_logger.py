@@ -128,8 +128,8 @@ class RunLogger(Tracker):
 
 def _mean(values: Iterable[float]) -> float:
     """Return the mean of the values that are numbers, NaN if none is. A step without rows for a loss is left out."""
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+    numbers = [value for value in values if not math.isnan(value)]
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 # -- Speed and memory of a run, and NVIDIA statistics of the devices of its plan ---------------------------------------
@@ -142,8 +142,8 @@ def speed_and_memory(stats: Any) -> dict[str, float]:
     and `total_bytes`; after `run.measure_step()` also `model_flops_utilization`, and `memory/NODE/activations_bytes`.
     """
     sizes = {
-        f"memory/{each.device}/{each.framework}/{name}_bytes": getattr(each, name)
-        for each in stats.devices
+        f"memory/{device_stats.device}/{device_stats.framework}/{name}_bytes": getattr(device_stats, name)
+        for device_stats in stats.devices
         for name in ("used", "peak", "total")
     }
     names = ("steps_per_second", "samples_per_second", "model_flops_utilization")

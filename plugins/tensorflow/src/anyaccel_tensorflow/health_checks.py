@@ -22,7 +22,9 @@ class TensorFlowHealthChecks(HealthChecks):
 def _build(machine: Machine, vendor: str) -> Check:
     name, gpu = f"tensorflow for {vendor}", machine.gpus(vendor)[0].name or f"a GPU of {vendor}"
     wanted = "tensorflow" if vendor == "nvidia" else "tensorflow-rocm"
-    found = next((each for each in (wanted, *CPU_BUILDS, "tensorflow") if machine.version_of(each)), "tensorflow")
+    found = next(
+        (package for package in (wanted, *CPU_BUILDS, "tensorflow") if machine.version_of(package)), "tensorflow"
+    )
     if found != wanted:
         return Check(
             name=name,
@@ -38,7 +40,7 @@ def _build(machine: Machine, vendor: str) -> Check:
             message="since version 2.11, TensorFlow uses no GPU on Windows",
             fix="run it in the Windows Subsystem for Linux (WSL 2)",
         )
-    libraries = [each for each in CUDA_LIBRARIES if machine.version_of(each)]
+    libraries = [package for package in CUDA_LIBRARIES if machine.version_of(package)]
     if vendor == "nvidia" and not libraries:
         return Check(
             name=name,
@@ -46,5 +48,7 @@ def _build(machine: Machine, vendor: str) -> Check:
             message="CUDA's packages are not installed; TensorFlow uses the GPU if the system has CUDA and cuDNN",
             fix='python -m pip install "tensorflow[and-cuda]"',
         )
-    with_libraries = "".join(f", {each} {machine.version_of(each)}" for each in libraries[:1] if vendor == "nvidia")
+    with_libraries = "".join(
+        f", {package} {machine.version_of(package)}" for package in libraries[:1] if vendor == "nvidia"
+    )
     return Check(name=name, status="PASS", message=f"{found} {machine.version_of(found)}{with_libraries}")

@@ -539,7 +539,9 @@ def _events(plane: Any, process: int) -> Iterator[dict[str, Any]]:
         for event in line.events:
             metadata = plane.event_metadata[event.metadata_id]
             args = {"scope": metadata.name.rpartition(":")[0]} if "/" in metadata.name else {}
-            args |= {statistics.get(each.metadata_id, ""): _value(each, statistics) for each in event.stats}
+            args |= {
+                statistics.get(statistic.metadata_id, ""): _value(statistic, statistics) for statistic in event.stats
+            }
             start, lasted = line.timestamp_ns + event.offset_ps / 1e3, event.duration_ps / 1e3
             yield trace_span(metadata.display_name or metadata.name, start, lasted, (process, thread), args)
 

@@ -211,8 +211,8 @@ class TensorFlowLoop(Loop):
                 hint="leave gradient_accumulation_steps out; the loop divides by the rows of the whole window",
             )
         self.accelerator.place(optimizer)
-        own = _PreparedOptimizer(optimizer)
-        if own.is_scaling and not optimizer.built:  # an earlier trace would keep the first scale forever
+        prepared = _PreparedOptimizer(optimizer)
+        if prepared.is_scaling and not optimizer.built:  # an earlier trace would keep the first scale forever
             trained = [variable for model in self._models for variable in model.trained]
             if len(self._optimizers) > 0 or not trained:
                 raise ConfigError(
@@ -221,19 +221,19 @@ class TensorFlowLoop(Loop):
                 )
             optimizer.build(trained)
         _prepared[id(optimizer)] = optimizer
-        self._optimizers.append(own)
+        self._optimizers.append(prepared)
         self._undo += [
             self._optimizers.pop,
             partial(_prepared.pop, id(optimizer)),
             partial(delattr, optimizer, "apply"),
         ]
-        optimizer.apply = partial(self._apply, own)
-        if own.is_scaling:
+        optimizer.apply = partial(self._apply, prepared)
+        if prepared.is_scaling:
             optimizer.was_skipped = False
             scale_loss = optimizer.scale_loss
 
             def scaled(loss: Any) -> Any:
-                own.has_scaled = True
+                prepared.has_scaled = True
                 return scale_loss(loss)
 
             optimizer.scale_loss = scaled
@@ -546,8 +546,8 @@ class TensorFlowLoop(Loop):
         for site in traced.sites:
             site.is_open = not traced.is_closing
         if traced.is_closing:
-            for own in traced.applied:
-                self._count(own)
+            for prepared in traced.applied:
+                self._count(prepared)
         if self.num_processes > 1:
             for leaf in tf.nest.flatten(result):
                 if isinstance(leaf, tf.Tensor):
@@ -605,7 +605,7 @@ class TensorFlowLoop(Loop):
     def _state(self) -> dict[str, Any]:
         return {
             "models": [{name: read(v) for name, v in model.variables.items()} for model in self._models],
-            "optimizers": [own.state() for own in self._optimizers],
+            "optimizers": [prepared.state() for prepared in self._optimizers],
             "others": [other.state_dict() for other in self._others],
         }
 
@@ -618,13 +618,13 @@ class TensorFlowLoop(Loop):
                 )
         for saved, model in zip(state["models"], self._models, strict=True):
             _check_fits(saved, model.variables)
-        for saved, own in zip(state["optimizers"], self._optimizers, strict=True):
-            own.check_state(saved)
+        for saved, prepared in zip(state["optimizers"], self._optimizers, strict=True):
+            prepared.check_state(saved)
         for saved, model in zip(state["models"], self._models, strict=True):
             for name, variable in model.variables.items():
                 write(variable, saved[name])
-        for saved, own in zip(state["optimizers"], self._optimizers, strict=True):
-            own.load(saved)
+        for saved, prepared in zip(state["optimizers"], self._optimizers, strict=True):
+            prepared.load(saved)
         for saved, other in zip(state["others"], self._others, strict=True):
             other.load_state_dict(saved)
         self._drop_update()

@@ -32,7 +32,7 @@ class TensorFlowPlacement(Backend):
 
     def unavailable_reason(self, device: Device) -> str:
         """How this TensorFlow was built, or how many devices it sees."""
-        return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
+        return unavailable_reason(device, sum(candidate.kind == device.kind for candidate in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
         """TensorFlow does not give the identity of a GPU."""

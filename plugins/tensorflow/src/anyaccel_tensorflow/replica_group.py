@@ -67,12 +67,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         """Average gradients with one all-reduce for each device and dtype."""
         gradients = gradients_of(programs)
         for device, positions in _positions(gradients):
-            own = [gradients[i] for i in positions]
+            of_place = [gradients[i] for i in positions]
             with tf.device(device):
                 rows = tf.constant(weight, tf.float64)
-            flat = run_alone(_weighted, own, rows)
+            flat = run_alone(_weighted, of_place, rows)
             summed = self.attempt("average the gradients", partial(self._add, flat, device))
-            means = run_alone(_means, summed, own)
+            means = run_alone(_means, summed, of_place)
             for i, mean in zip(positions, means, strict=True):
                 gradients[i] = mean
         replace_gradients(programs, gradients)
@@ -200,13 +200,15 @@ def _weighted(gradients: Sequence[Any], weight: Any) -> Any:
     """Return gradients times a weight, and the weight, in one tensor of at least float32."""
     dtype = tf.float64 if gradients[0].dtype == tf.float64 else tf.float32
     factor = tf.cast(weight, dtype)
-    return tf.concat([*[tf.reshape(tf.cast(each, dtype), [-1]) * factor for each in gradients], factor[None]], 0)
+    return tf.concat(
+        [*[tf.reshape(tf.cast(gradient, dtype), [-1]) * factor for gradient in gradients], factor[None]], 0
+    )
 
 
 def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
     """Return the summed output of `_weighted` as means in the shapes and dtype of the gradients."""
-    parts = tf.split(summed[:-1] / summed[-1], [math.prod(each.shape) for each in like])
-    return [tf.cast(tf.reshape(part, each.shape), each.dtype) for part, each in zip(parts, like, strict=True)]
+    parts = tf.split(summed[:-1] / summed[-1], [math.prod(tensor.shape) for tensor in like])
+    return [tf.cast(tf.reshape(part, tensor.shape), tensor.dtype) for part, tensor in zip(parts, like, strict=True)]
 
 
 def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
@@ -217,7 +219,7 @@ def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
 def _shares(summed: Any, n_rows: Any, like: Sequence[Any]) -> list[Any]:
     """Return the summed output of `_stacked` as weights (1 for 0) times the fraction of all rows that `n_rows` are."""
     weights = tf.where(summed[:-1] == 0, tf.ones_like(summed[:-1]), summed[:-1]) * (n_rows / summed[-1])
-    return [tf.cast(weight, each.dtype) for weight, each in zip(tf.unstack(weights), like, strict=True)]
+    return [tf.cast(weight, tensor.dtype) for weight, tensor in zip(tf.unstack(weights), like, strict=True)]
 
 
 def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:
@@ -230,9 +232,9 @@ def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:
 def _pieces(gathered: Any, like: Sequence[Any], counts: tuple[int, ...]) -> list[list[Any]]:
     """Return the tensors of all shards, by rank and in their order, given [processes, rows, elements]."""
     rows = [gathered[rank, i] for rank, count in enumerate(counts) for i in range(count)]
-    sizes = [math.prod(each.shape) for each in like]
+    sizes = [math.prod(tensor.shape) for tensor in like]
     parts = [zip(tf.split(row, sizes), like, strict=True) for row in rows]
-    return [[tf.cast(tf.reshape(part, each.shape), each.dtype) for part, each in shard] for shard in parts]
+    return [[tf.cast(tf.reshape(part, tensor.shape), tensor.dtype) for part, tensor in shard] for shard in parts]
 
 
 # -- -------------------------------------------------------------------------------------------------------------------

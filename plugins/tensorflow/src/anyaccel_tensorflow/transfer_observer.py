@@ -167,27 +167,27 @@ class _Observer:
 
     def _operation(self, name: str, role: str, inputs: Sequence[Any], result: Any) -> None:
         if role == "reads":
-            for each in _tensors(inputs):
-                self._read(each, name)
+            for tensor in _tensors(inputs):
+                self._read(tensor, name)
             return
         if role == "waits":
             self._waited(self._target(inputs, result), name)
         elif role == "hides":
             _seen_to_miss["copies to a device by tf.data prefetching"] = None
-        for each in inputs:
-            if type(each) is _TENSOR:
+        for tensor in inputs:
+            if type(tensor) is _TENSOR:
                 if self._has_several():
-                    self._given(each, name, inputs, result)
-            elif isinstance(each, (np.ndarray, list, tuple)):
-                self._given_values(each, name, inputs, result)
+                    self._given(tensor, name, inputs, result)
+            elif isinstance(tensor, (np.ndarray, list, tuple)):
+                self._given_values(tensor, name, inputs, result)
 
     def _given_values(self, values: Any, name: str, inputs: Sequence[Any], result: Any) -> None:
         """Report a NumPy array, or a sequence of tensors, arrays and lists, that an operation takes."""
-        for each in (values,) if isinstance(values, np.ndarray) else values:
-            if type(each) is not _TENSOR:
-                self._converted(each, values, name, inputs, result)
+        for value in (values,) if isinstance(values, np.ndarray) else values:
+            if type(value) is not _TENSOR:
+                self._converted(value, values, name, inputs, result)
             elif self._has_several():
-                self._given(each, name, inputs, result)
+                self._given(value, name, inputs, result)
 
     def _has_several(self) -> bool:
         """Whether there are several devices, between which tensors could be copied; TensorFlow has started."""
@@ -205,7 +205,7 @@ class _Observer:
     def _converted(self, value: Any, beside: Any, name: str, inputs: Sequence[Any], result: Any) -> None:
         """Report a NumPy array, or a list of numbers, that the runtime converts to a tensor."""
         array = np.asarray(value)
-        like = next((each.dtype for each in _tensors(beside)), None)
+        like = next((tensor.dtype for tensor in _tensors(beside)), None)
         dtype = like or tf.as_dtype(
             array.dtype if isinstance(value, np.ndarray) else _NATIVE.get(array.dtype.kind, "O")
         )
@@ -230,20 +230,20 @@ class _Observer:
         """Return the device of an operation: of its result, of the variable that it writes, or the current device."""
         if type(result) is _TENSOR:
             return str(result.device)
-        for each in _tensors(result):
-            return str(each.device)
-        for each in _tensors(inputs):
-            if each.dtype == tf.resource:
-                return str(each.device)
+        for tensor in _tensors(result):
+            return str(tensor.device)
+        for tensor in _tensors(inputs):
+            if tensor.dtype == tf.resource:
+                return str(tensor.device)
         return context.context().device_name or str(tf.config.list_logical_devices()[0].name)
 
     def _function(self, name: str, inputs: Sequence[Any], result: Any) -> None:
         inside = inside_function(name)
-        for each in inside.unseen:
-            _seen_to_miss[each] = None
+        for gap in inside.unseen:
+            _seen_to_miss[gap] = None
         if self._has_several():
-            names = {str(each.device) for each in _tensors((inputs, result))}
-            if len({self._device_of(each) for each in names | set(inside.devices)}) > 1:
+            names = {str(tensor.device) for tensor in _tensors((inputs, result))}
+            if len({self._device_of(name) for name in names | set(inside.devices)}) > 1:
                 _seen_to_miss[f"copies between the devices of the compiled function {inside.name!r}"] = None
 
     def _waited(self, device: str, name: str) -> None:
@@ -339,11 +339,11 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _tensors(values: Any) -> Iterator[Any]:
-    for each in values if isinstance(values, (list, tuple)) else (values,):
-        if type(each) is _TENSOR:
-            yield each
-        elif isinstance(each, (list, tuple)):
-            yield from _tensors(each)
+    for item in values if isinstance(values, (list, tuple)) else (values,):
+        if type(item) is _TENSOR:
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _tensors(item)
 
 
 def _nbytes(tensor: Any) -> int:
@@ -387,7 +387,7 @@ def inside_function(name: str) -> InsideFunction:
     return InsideFunction(
         name=shown,
         devices=tuple(dict.fromkeys(node.device for node in nodes if node.device)),
-        unseen=tuple(f"reads of {each} inside the compiled function {shown!r}" for each in told),
+        unseen=tuple(f"reads of {gap} inside the compiled function {shown!r}" for gap in told),
     )
 
 

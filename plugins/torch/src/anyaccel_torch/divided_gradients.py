@@ -16,7 +16,7 @@ def is_dtensor(tensor: Any) -> bool:
 
 def lists_of_one_kind(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Return the parameters that are DTensors, and the others, for functions of torch that do not take both at once."""
-    kinds = ([each for each in parameters if is_dtensor(each) is divided] for divided in (True, False))
+    kinds = ([parameter for parameter in parameters if is_dtensor(parameter) is divided] for divided in (True, False))
     return [kind for kind in kinds if kind]
 
 

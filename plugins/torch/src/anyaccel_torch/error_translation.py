@@ -63,8 +63,8 @@ def single_row_message(error: Exception) -> str:
     """Return torch's message if it refuses to normalize one value per channel, as in a batch of one row; otherwise
     `""`.
     """
-    found = _SINGLE_ROW.search(str(error))
-    return "" if found is None else found[0]
+    match = _SINGLE_ROW.search(str(error))
+    return "" if match is None else match[0]
 
 
 def raise_if_single_row(error: Exception, who: str, n_rows: int) -> None:

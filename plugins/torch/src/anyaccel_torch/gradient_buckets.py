@@ -44,17 +44,17 @@ def agreed_bucket_bytes(gather: Callable[[float], list[float]]) -> float:
     Raises:
         ConfigError: it is not a positive number, or differs in some replica.
     """
-    own = bucket_bytes()
-    every = gather(own)
-    others = [str(rank) for rank, each in enumerate(every) if each != every[0]]
+    nbytes = bucket_bytes()
+    every = gather(nbytes)
+    others = [str(rank) for rank, nbytes in enumerate(every) if nbytes != every[0]]
     if others:
         raise ConfigError(
             f"{BUCKET_VARIABLE} is not the same in all replicas: {every[0] / 2**20:g} in replica 0, but "
-            f"different in replica {', '.join(others)}; here it is {own / 2**20:g}",
+            f"different in replica {', '.join(others)}; here it is {nbytes / 2**20:g}",
             cause="the same size in all replicas",
             hint=f"set {BUCKET_VARIABLE} to the same value in every process, or unset it in all",
         )
-    return own
+    return nbytes
 
 
 def exchange_dtype(parameter: Tensor) -> torch.dtype:

@@ -44,7 +44,7 @@ def _build(machine: Machine, vendor: str, build: Mapping[str, str]) -> Check:
     name = f"torch for {vendor}"
     if build.get(wanted):
         return Check(name=name, status="PASS", message=f"torch {version}, {_NAMES[wanted]} {build[wanted]}")
-    others = " and ".join(_NAMES[each] for each in _NAMES if build.get(each)) or "CPUs alone"
+    others = " and ".join(_NAMES[key] for key in _NAMES if build.get(key)) or "CPUs alone"
     return Check(
         name=name,
         status="FAIL",
@@ -75,7 +75,7 @@ def architecture_check(device: Device, needed: str, built: list[str]) -> Check:
     them.
     """
     name = f"torch's kernels for {device}"
-    if needed in built or any(_runs(each, needed) for each in built):
+    if needed in built or any(_runs(architecture, needed) for architecture in built):
         return Check(name=name, status="PASS", message=f"{needed}, of {', '.join(built)}")
     return Check(
         name=name,

@@ -69,7 +69,7 @@ class DynamicLossScaling(LossScaling):
         if self._divided:
             return bool(whole_stats(grads)[1])
         norms = [torch.linalg.vector_norm(_values(grad), torch.inf) for grad in grads]  # NaN where one element is
-        return all(bool(torch.stack(each).isfinite().all()) for each in _by_device(norms))
+        return all(bool(torch.stack(stacked).isfinite().all()) for stacked in _by_device(norms))
 
     def count(self, *, finite: bool) -> None:
         self.state = self.state.after_step(self.spec, finite=finite)

@@ -178,7 +178,7 @@ def _bind_formula(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> B
 
     def weight_alone(values: Values) -> Tensor:
         inputs = [values[slot] for slot in by_columns]
-        given = (each.dtype for each in inputs if each.is_floating_point())
+        given = (tensor.dtype for tensor in inputs if tensor.is_floating_point())
         weight: Tensor = total_weight(ops, term, inputs, torch.promote_types(next(given, least), least))
         return weight
 

@@ -77,9 +77,9 @@ def _restore(entry: _Shared) -> bool:
     is_kept = not isinstance(old, nn.Parameter) or new is old
     if not is_kept:
         try:
-            for each in [registry[name] for registry, name in entry.places]:
-                if each is not new:
-                    each.grad = None
+            for tensor in [registry[name] for registry, name in entry.places]:
+                if tensor is not new:
+                    tensor.grad = None
             torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
             new, is_kept = old, True
         except RuntimeError:  # weak references, or a graph of operations that is kept

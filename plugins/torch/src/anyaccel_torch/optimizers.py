@@ -429,16 +429,16 @@ def grouped_settings(
     """
     if not spec.groups:
         return {}
-    named = [(name, parameter) for own in members.values() for name, parameter in own.items()]
+    named = [(name, parameter) for named_parameters in members.values() for name, parameter in named_parameters.items()]
     found = {parameter: settings_of(spec, name, parameter) for name, parameter in named}
-    for each in found.values():
-        if spec.own is None and spec.name in NATIVE and slot_names(each) != slot_names(spec):
+    for settings in found.values():
+        if spec.own is None and spec.name in NATIVE and slot_names(settings) != slot_names(spec):
             raise SpecError(
                 f"optimizer {spec.name!r} has momentum={spec.settings['momentum']}, but a group "
-                f"of it has momentum={each.settings['momentum']}",
+                f"of it has momentum={settings.settings['momentum']}",
                 hint="set a momentum for all groups, or for none",
             )
-    return {parameter: each for parameter, each in found.items() if each is not spec}
+    return {parameter: settings for parameter, settings in found.items() if settings is not spec}
 
 
 def torch_groups(

@@ -112,13 +112,15 @@ class TorchLoop(Loop):
                 self._add_optimizer(given)
         for given in objects:
             if isinstance(given, LRScheduler) and not isinstance(given, ReduceLROnPlateau):
-                own = next((own for own in self._optimizers if own.optimizer is given.optimizer), None)
-                if own is None:
+                prepared = next(
+                    (prepared for prepared in self._optimizers if prepared.optimizer is given.optimizer), None
+                )
+                if prepared is None:
                     raise ConfigError(
                         "a schedule was prepared without its optimizer",
                         hint="write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)",
                     )
-                self._gate(given, "step", lambda own=own: own.is_stepped)  # type: ignore[misc]
+                self._gate(given, "step", lambda own=prepared: own.is_stepped)  # type: ignore[misc]
             if not isinstance(given, (nn.Module, Optimizer)):
                 self._add_other(given)
         if self._models and self.num_processes > 1:
@@ -216,18 +218,18 @@ class TorchLoop(Loop):
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
             group["params"] = [self._renewed.get(parameter, parameter) for parameter in group["params"]]
-        known = {parameter for model in self._models for parameter in model.parameters}
+        of_models_trained = {parameter for model in self._models for parameter in model.parameters}
         of_models = {parameter for model in self._models for parameter in model.module.parameters()}
-        known |= {parameter for parameter in of_models if not parameter.requires_grad}
-        if any(parameter not in known for group in optimizer.param_groups for parameter in group["params"]):
+        of_models_trained |= {parameter for parameter in of_models if not parameter.requires_grad}
+        if any(parameter not in of_models_trained for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError(
                 f"{type(optimizer).__name__} has parameters that do not belong to a prepared and trained model",
                 hint="prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer)",
             )
         self.accelerator.place(optimizer)
-        own = _PreparedOptimizer(self._updates, optimizer, self._models, is_first=not self._optimizers)
-        self._optimizers.append(own)
-        self._undo += [partial(self._optimizers.remove, own), own.restore]
+        prepared = _PreparedOptimizer(self._updates, optimizer, self._models, is_first=not self._optimizers)
+        self._optimizers.append(prepared)
+        self._undo += [partial(self._optimizers.remove, prepared), prepared.restore]
 
     def _gate(self, target: Any, name: str, is_open: Callable[[], bool]) -> None:
         """Make a method of an object a no-op while an update is accumulated, or after a skipped update."""
@@ -244,7 +246,7 @@ class TorchLoop(Loop):
         self._undo.append(partial(setattr, target, "__class__", kind))
 
     def _is_stepped(self) -> bool:
-        return any(own.is_stepped for own in self._optimizers)
+        return any(prepared.is_stepped for prepared in self._optimizers)
 
     # -- autocast --------------------------------------------------------------------------------------------------
 
@@ -256,14 +258,16 @@ class TorchLoop(Loop):
     def _autocast_calls(self, module: nn.Module) -> None:
         """Run the model within autocast when it, or a part of it, is called from outside."""
         for part in (module, *module.children()):
-            own = vars(part).get("forward")
+            replaced = vars(part).get("forward")
 
-            def cast(part: Any, *args: Any, own: Any = own, **settings: Any) -> Any:
+            def cast(part: Any, *args: Any, own: Any = replaced, **settings: Any) -> Any:
                 with self.autocast():
                     return type(part).forward(part, *args, **settings) if own is None else own(*args, **settings)
 
             part.forward = MethodType(cast, part)  # bound, so that a copy of the model calls its own
-            undo = partial(delattr, part, "forward") if own is None else partial(setattr, part, "forward", own)
+            undo = (
+                partial(delattr, part, "forward") if replaced is None else partial(setattr, part, "forward", replaced)
+            )
             self._undo.append(undo)
 
     # -- backward and updates --------------------------------------------------------------------------------------
@@ -355,8 +359,8 @@ class TorchLoop(Loop):
         self._iterations.weigh()
         window.add(chosen, share, None if self.accumulation_steps == 1 else count)
         self._updates.awaits_step = window.is_closing
-        for own in self._optimizers:
-            own.backward_done(chosen)
+        for prepared in self._optimizers:
+            prepared.backward_done(chosen)
 
     def _chosen(self, models: Sequence[nn.Module]) -> list[_Model]:
         trained = [model for model in self._models if model.parameters]
@@ -442,9 +446,9 @@ class TorchLoop(Loop):
         if not self._updates.is_plain:
             if not self._updates.window.is_closing:
                 return None
-            for own in self._optimizers:
-                if not own.parameters.isdisjoint(parameters):
-                    self._updates.finish(own)
+            for prepared in self._optimizers:
+                if not prepared.parameters.isdisjoint(parameters):
+                    self._updates.finish(prepared)
         norm = clip(parameters)
         return None if norm is None else _whole(norm)
 
@@ -460,7 +464,7 @@ class TorchLoop(Loop):
         else:
             states = {
                 "models": [_plain(self.unwrap(model.module).state_dict()) for model in self._models],
-                "optimizers": [_plain(own.optimizer.state_dict()) for own in self._optimizers],
+                "optimizers": [_plain(prepared.optimizer.state_dict()) for prepared in self._optimizers],
             }
         self._updates.update_scale()
         others = [_plain(other.state_dict()) for other in self._others]
@@ -473,11 +477,13 @@ class TorchLoop(Loop):
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         models, optimizers = [], []
         for model in self._models:
-            of_model = [own for own in self._optimizers if not own.parameters.isdisjoint(model.parameters)]
+            of_model = [
+                prepared for prepared in self._optimizers if not prepared.parameters.isdisjoint(model.parameters)
+            ]
             models.append(_plain(get_model_state_dict(model.module, options=options)))
-            for own in of_model:
-                with own.apart():
-                    optimizers.append(_plain(get_state_dict(model.module, own.optimizer, options=options)[1]))
+            for prepared in of_model:
+                with prepared.apart():
+                    optimizers.append(_plain(get_state_dict(model.module, prepared.optimizer, options=options)[1]))
         return {"models": models, "optimizers": optimizers}
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -494,8 +500,8 @@ class TorchLoop(Loop):
         else:
             for saved, model in zip(state["models"], self._models, strict=True):
                 self.unwrap(model.module).load_state_dict(_tensors(saved))
-            for saved, own in zip(state["optimizers"], self._optimizers, strict=True):
-                own.optimizer.load_state_dict(_tensors(saved))
+            for saved, prepared in zip(state["optimizers"], self._optimizers, strict=True):
+                prepared.optimizer.load_state_dict(_tensors(saved))
         for saved, other in zip(state["others"], self._others, strict=True):
             other.load_state_dict(_tensors(saved))
         if self.scaler is not None and state["scaler"]:
@@ -515,12 +521,12 @@ class TorchLoop(Loop):
         optimizers = iter(state["optimizers"])
         for saved, model in zip(state["models"], self._models, strict=True):
             set_model_state_dict(model.module, _tensors(saved), options=options)
-            for own in self._optimizers:
-                if not own.parameters.isdisjoint(model.parameters):
-                    with own.apart():
+            for prepared in self._optimizers:
+                if not prepared.parameters.isdisjoint(model.parameters):
+                    with prepared.apart():
                         set_state_dict(
                             model.module,
-                            own.optimizer,
+                            prepared.optimizer,
                             model_state_dict=_tensors(saved),
                             optim_state_dict=_tensors(next(optimizers)),
                             options=options,
@@ -994,15 +1000,15 @@ def _check_preparable(given: Any) -> None:
 
 
 def _check_fits(saved: Mapping[str, Any], module: nn.Module) -> None:
-    own = module.state_dict()
-    for name in dict.fromkeys([*own, *saved]):
-        if name not in saved or name not in own:
-            where = "this loop's" if name in own else "the checkpoint's"
+    current = module.state_dict()
+    for name in dict.fromkeys([*current, *saved]):
+        if name not in saved or name not in current:
+            where = "this loop's" if name in current else "the checkpoint's"
             raise StateError(
                 f"the checkpoint belongs to another model: {name!r} is only in {where} model",
                 hint="create the same model as in the run that wrote the checkpoint",
             )
-        ours, theirs = getattr(own[name], "shape", None), getattr(saved[name], "shape", None)
+        ours, theirs = getattr(current[name], "shape", None), getattr(saved[name], "shape", None)
         if ours is not None and theirs is not None and tuple(ours) != tuple(theirs):
             raise StateError(
                 f"the checkpoint belongs to another model: {name!r} has shape {list(theirs)} there, but {list(ours)} "

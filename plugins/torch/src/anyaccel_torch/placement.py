@@ -54,21 +54,21 @@ class TorchPlacement(Backend):
         expected = None if expects is None else expects.expected_devices(Machine.detect())
         if expected is not None:
             return list(expected)
-        found: list[Device] = []
+        devices: list[Device] = []
         for kind in self.kinds:
             try:
                 import torch
 
                 word = self.torch_types.get(kind, kind)
                 count = 1 if kind == "cpu" else int(torch.get_device_module(word).device_count())
-                found += _devices_of(kind, count)
+                devices += _devices_of(kind, count)
             except (Exception, SystemExit):  # whatever is broken, none can be listed; `unavailable_reason` says why
                 continue
-        return found
+        return devices
 
     def unavailable_reason(self, device: Device) -> str:
         """How this torch was built, or how many devices it sees."""
-        return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
+        return unavailable_reason(device, sum(candidate.kind == device.kind for candidate in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
         """An accelerator's memory space is its UUID, as nvidia-smi writes it for NVIDIA."""

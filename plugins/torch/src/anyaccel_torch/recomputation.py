@@ -74,7 +74,7 @@ class ReplacedForwards:
     """The forward of modules, replaced by one whose parts are computed again in the backward pass."""
 
     def __init__(self, parts: Mapping[nn.Module, Sequence[RecomputedPart]]) -> None:
-        self._forwards = {owner: _forward(owner, own) for owner, own in parts.items()}
+        self._forwards = {owner: _forward(owner, replacement) for owner, replacement in parts.items()}
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -92,14 +92,14 @@ class TorchReplicaGroup(ReplicaGroup):
         """Return those whose gradients are more than a bucket, from their second step on, by
         DistributedDataParallel.
         """
-        own = [cast("TorchProgram", program) for program in programs]
-        large = [program for program in own if program.gradient_bytes > self.bucket_bytes]
+        torch_programs = [cast("TorchProgram", program) for program in programs]
+        large = [program for program in torch_programs if program.gradient_bytes > self.bucket_bytes]
         if not self._asked.issuperset(large):
             self._asked.update(large)
             # See in the first step whether gradients can be added up within the backward pass. Not in programs
             # with collectives of their own in it, which replicas might mix up with these; nor where sparse
             # gradients may come in some step.
-            holders = Counter(parameter for program in own for parameter in program.trained)
+            holders = Counter(parameter for program in torch_programs for parameter in program.trained)
             for program in large:
                 if (
                     not (program.is_divided or program.synchronizes_norms or program.has_sparse_gradients)
@@ -119,19 +119,23 @@ class TorchReplicaGroup(ReplicaGroup):
     @torch.no_grad()
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
         """Average gradients with one all-reduce for each device and dtype, or for each bucket."""
-        own = [cast("TorchProgram", program) for program in programs]
-        summed = [program for program in own if program.backward.is_expected]
+        torch_programs = [cast("TorchProgram", program) for program in programs]
+        summed = [program for program in torch_programs if program.backward.is_expected]
         for program in summed:
             self._try(_AVERAGE, cast("OverlappedPass", program.backward).finish)
-        whole = [program for program in own if not program.is_divided and program not in summed]
+        whole = [program for program in torch_programs if not program.is_divided and program not in summed]
         self._exchange(whole, [p for program in whole for p in program.trained], weight, means=True)
-        sharded = [cast("ShardedProgram", program) for program in own if program.is_divided]
+        sharded = [cast("ShardedProgram", program) for program in torch_programs if program.is_divided]
         for program in sharded:
             program.drop_unused(self.sums(program.take_used()))
         self._exchange(sharded, [p for program in sharded for p in program.undivided], 1.0, means=False)
-        watched = [cast("OverlappedPass", program.backward) for program in own if program.backward.is_watched]
+        watched = [
+            cast("OverlappedPass", program.backward) for program in torch_programs if program.backward.is_watched
+        ]
         if watched:
-            for backward, *summable in zip(watched, *self.gather([each.is_summable for each in watched]), strict=True):
+            for backward, *summable in zip(
+                watched, *self.gather([watched_pass.is_summable for watched_pass in watched]), strict=True
+            ):
                 backward.decide(sums=all(summable), bucket_bytes=self.bucket_bytes)
 
     @torch.no_grad()
@@ -261,7 +265,7 @@ class TorchReplicaGroup(ReplicaGroup):
         padded[: len(rows)] = rows
         every = list(padded.new_empty(self.size, *padded.shape).unbind())
         self._try("gather the gradients", lambda: dist.all_gather(every, padded))
-        return [row for each, count in zip(every, counts, strict=True) for row in each[:count].unbind()]
+        return [row for replica_rows, count in zip(every, counts, strict=True) for row in replica_rows[:count].unbind()]
 
     def sync_batch_statistics(self, program: Program) -> None:
         """Synchronize with one all-reduce for each layer forward, and one backward."""
@@ -421,8 +425,8 @@ def store_of_attempt(rank: int, size: int, timeout: timedelta | None = None) -> 
     store: Store = next(rendezvous("env://", rank=rank, world_size=size, timeout=wait))[0]
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return store
-    own = PrefixStore("anyaccel", store)
-    return PrefixStore(_agreed_name(own, rank, size, wait.total_seconds()), own)
+    own_store = PrefixStore("anyaccel", store)
+    return PrefixStore(_agreed_name(own_store, rank, size, wait.total_seconds()), own_store)
 
 
 def _agreed_name(store: Store, rank: int, size: int, seconds: float) -> str:

@@ -53,10 +53,12 @@ class ShardedModule:
         self, module: nn.Module, mesh: DeviceMesh, *, offload: bool, autocast: torch.dtype | None = None
     ) -> None:
         self.module, self._named = module, dict(module.named_parameters())
-        self._specs = {name: (each.shape, each.dtype, each.device) for name, each in self._named.items()}
+        self._specs = {
+            name: (parameter.shape, parameter.dtype, parameter.device) for name, parameter in self._named.items()
+        }
         self.copy = _copy_of(module)
         parameters = list(self.copy.parameters())
-        narrow = any(each.is_floating_point() and each.itemsize < 4 for each in parameters)
+        narrow = any(parameter.is_floating_point() and parameter.itemsize < 4 for parameter in parameters)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32) if narrow else MixedPrecisionPolicy()
         offloading = CPUOffloadPolicy() if offload else OffloadPolicy()
         cast = MixedPrecisionPolicy(param_dtype=autocast, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -96,7 +98,7 @@ class ShardedModule:
         """
         used = self._used.copy()
         self._used.clear()  # which hooks add to
-        return [name in used or _has_values(each.grad) for name, each in self._divided.items()]
+        return [name in used or _has_values(parameter.grad) for name, parameter in self._divided.items()]
 
     @torch.no_grad()
     def release(self) -> None:
@@ -126,9 +128,9 @@ class ShardedModule:
 
     def _give_buffers(self) -> None:
         """Copy buffers that a step has replaced; others are the same tensors."""
-        own = dict(self.module.named_buffers())
+        buffers = dict(self.module.named_buffers())
         for name, buffer in self.copy.named_buffers():
-            if own.get(name) is not buffer:
+            if buffers.get(name) is not buffer:
                 path, _, last = name.rpartition(".")
                 setattr(self.module.get_submodule(path), last, buffer)
 
@@ -152,8 +154,8 @@ def _has_values(gradient: Tensor | None) -> bool:
     """Whether this replica's part of a gradient is anything but zeros."""
     if gradient is None:
         return False
-    own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return bool(own.any())
+    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return bool(local.any())
 
 
 def _before_first_call(part: Any, call: Callable[[nn.Module], None]) -> None:
@@ -192,14 +194,14 @@ def autocast_layers(module: nn.Module) -> list[nn.Module]:
     Those of torch's own layers (attention, transformers) are read by these.
     """
     parts = list(module.named_modules())
-    owners = Counter(id(each) for _, part in parts for each in part.parameters(recurse=False))
+    owners = Counter(id(parameter) for _, part in parts for parameter in part.parameters(recurse=False))
     read = {id(child) for _, part in parts if _reads_children(part) for child in part.children()}
     return [
         part
         for _, part in parts
         if type(part) in _AUTOCAST
         and id(part) not in read
-        and all(owners[id(each)] == 1 and each.dtype is torch.float32 for each in part.parameters())
+        and all(owners[id(parameter)] == 1 and parameter.dtype is torch.float32 for parameter in part.parameters())
     ]
 
 
@@ -220,7 +222,8 @@ def _candidates(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module
 def _copy_of(module: nn.Module) -> nn.Module:
     """Return a copy with parameters that read the same memory, and with the very buffers."""
     memo: dict[int, object] = {
-        id(each): nn.Parameter(each.detach(), requires_grad=each.requires_grad) for each in module.parameters()
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+        for parameter in module.parameters()
     }
     memo |= {id(buffer): buffer for buffer in module.buffers()}
     try:

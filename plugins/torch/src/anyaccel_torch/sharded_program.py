@@ -58,7 +58,7 @@ class ShardedProgram(TorchProgram):
         }
         self._shares: deque[float] = deque()
         self._is_abandoned = False
-        copies = {key: each.copy for key, each in self._shards.items()}
+        copies = {key: shard.copy for key, shard in self._shards.items()}
         operations = tuple(replace(op, model=copies.get(id(op.model), op.model)) for op in segment.operations)
         by_node = {op.label: self._shards[id(op.model)] for op in segment.operations if id(op.model) in self._shards}
         states = {node: _divided(state, by_node.get(node)) for node, state in segment.states.items()}
@@ -73,11 +73,11 @@ class ShardedProgram(TorchProgram):
 
     def take_used(self) -> list[bool]:
         """Return `ShardedModule.take_used` of all sharded parameters."""
-        return [used for each in self._shards.values() for used in each.take_used()]
+        return [used for shard in self._shards.values() for used in shard.take_used()]
 
     def drop_unused(self, used: Sequence[float]) -> None:
         """Leave parameters that no replica has used unchanged, including by weight decay and momentum."""
-        parameters = [parameter for each in self._shards.values() for parameter in each.parameters.values()]
+        parameters = [parameter for shard in self._shards.values() for parameter in shard.parameters.values()]
         for parameter, is_used in zip(parameters, used, strict=True):
             if not is_used:
                 parameter.grad = None
@@ -93,8 +93,8 @@ class ShardedProgram(TorchProgram):
         return sum(_local(tensor).nbytes for tensor in (*self.trained, *slots.values()))
 
     def _release(self) -> None:
-        for each in self._shards.values():
-            each.release()
+        for shard in self._shards.values():
+            shard.release()
 
     def _next_share(self) -> float:
         return self._shares.popleft() if self._shares else 1.0
@@ -104,21 +104,26 @@ class ShardedProgram(TorchProgram):
         """Return norms and finiteness over all replicas, with one all-reduce. Whole gradients are equal in all, and
         count once.
         """
-        parts = [[each for each in group.parameters if isinstance(each, DTensor)] for group in self._groups]
-        wholes = [[each for each in group.parameters if not isinstance(each, DTensor)] for group in self._groups]
-        rows = [_local_stats(each) for each in parts]
-        device = next((row.device for row, each in zip(rows, parts, strict=True) if each), rows[0].device)
+        parts = [
+            [parameter for parameter in group.parameters if isinstance(parameter, DTensor)] for group in self._groups
+        ]
+        wholes = [
+            [parameter for parameter in group.parameters if not isinstance(parameter, DTensor)]
+            for group in self._groups
+        ]
+        rows = [_local_stats(part) for part in parts]
+        device = next((row.device for row, part in zip(rows, parts, strict=True) if part), rows[0].device)
         table = torch.stack([row.to(device) for row in rows])
         dist.all_reduce(table)
         if any(wholes):
-            table = table + torch.stack([_local_stats(each).to(table) for each in wholes])
+            table = table + torch.stack([_local_stats(whole).to(table) for whole in wholes])
         return {group.name: (row[0], row[1] == 0) for group, row in zip(self._groups, table, strict=True)}
 
     def sync_models(self) -> None:
         """Copy the current values into the user's models; all replicas call this together."""
         if not self._is_abandoned:
-            for each in self._shards.values():
-                each.gather()
+            for shard in self._shards.values():
+                shard.gather()
 
     def close(self) -> dict[str, NodeState]:
         """End the program; all replicas call this together, unless this one was abandoned.
@@ -127,11 +132,11 @@ class ShardedProgram(TorchProgram):
         """
         if self._final is None:
             self.zero_grad()
-            for each in self._shards.values():
+            for shard in self._shards.values():
                 if not self._is_abandoned:
-                    each.gather()
-                elif not each.is_whole:
-                    each.give_up()
+                    shard.gather()
+                elif not shard.is_whole:
+                    shard.give_up()
         return super().close()
 
     def _states(self, *, copies: bool) -> dict[str, NodeState]:
@@ -187,7 +192,7 @@ def _precision_of(segment: Segment, label: str) -> NodePrecision | None:
 def _autocast_dtype(segment: Segment, model: nn.Module) -> torch.dtype | None:
     """Return the autocast dtype of all nodes of a model; None if a node has no autocast."""
     nodes = [_precision_of(segment, op.label) for op in segment.operations if op.model is model]
-    dtypes = {each.dtype if each is not None and each.is_mixed else None for each in nodes}
+    dtypes = {precision.dtype if precision is not None and precision.is_mixed else None for precision in nodes}
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
     return None if dtype is None else getattr(torch, dtype)
 

@@ -85,16 +85,16 @@ def unobserved(types: Sequence[str]) -> list[str]:
     """Return what `observed` cannot see on these types of device."""
     if types and not hasattr(torch.library, "get_kernel"):
         return [f"transfers of {', '.join(types)} are reported since torch 2.9, but this is {torch.__version__}"]
-    return [f"transfers of torch's {each} devices are not reported" for each in types if each not in _KEYS]
+    return [f"transfers of torch's {kind} devices are not reported" for kind in types if kind not in _KEYS]
 
 
 @contextmanager
 def observed(types: Sequence[str], record: Record) -> Iterator[None]:
     """Tell `record` each transfer from and to devices of these types, and each wait for them, inside."""
     with ExitStack() as stack:
-        for each in types if not unobserved(types) else ():
-            stack.enter_context(_kernels(_KEYS[each], record))
-            stack.enter_context(_waiting_functions(each, record))
+        for kind in types if not unobserved(types) else ():
+            stack.enter_context(_kernels(_KEYS[kind], record))
+            stack.enter_context(_waiting_functions(kind, record))
         yield
 
 

@@ -221,7 +221,7 @@ class PretrainedLoss(ModelLoss):
     def check_metrics(self, metrics: Any) -> None:
         """Refuse named metrics if the loss compares outputs with the next label."""
         several = metrics if isinstance(metrics, (list, tuple)) else [metrics]
-        named = [each for each in several if isinstance(each, (str, Metric))]
+        named = [metric for metric in several if isinstance(metric, (str, Metric))]
         if named and self._shifts:
             raise PhaseError(
                 f"metrics={metrics!r} compare the output at a token with its label, but {self.name} "

@@ -69,7 +69,7 @@ def _node_row(node: Mapping[str, Any], position: Mapping[str, Any]) -> tuple[str
     frameworks = position.get("frameworks")
     framework = named.get("framework") or (frameworks if isinstance(frameworks, Mapping) else {}).get(node.get("label"))
     upstreams = node.get("upstreams")
-    takes = [each if isinstance(each, str) else _columns(each) for each in upstreams or ()]
+    takes = [upstream if isinstance(upstream, str) else _columns(upstream) for upstream in upstreams or ()]
     kind = named.get("name") or ("custom" if node.get("type") == "model" else node.get("type"))
     return str(node.get("label")), str(kind), str(framework or ""), ", ".join(takes)
 

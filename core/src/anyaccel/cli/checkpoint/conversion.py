@@ -64,12 +64,12 @@ def _weights(saved: Saved) -> dict[str, dict[str, np.ndarray]]:
 def _format(saved: Saved, labels: Mapping[str, object]) -> str:
     """Return the word for the one framework of these nodes, where it is known and has one."""
     written = saved.position.get("frameworks")
-    known = dict(written) if isinstance(written, Mapping) else {}
+    entries = dict(written) if isinstance(written, Mapping) else {}
     for node in saved.config.get("nodes") or ():
         model = node.get("model") if isinstance(node, Mapping) else None
         if isinstance(model, Mapping):
-            known.setdefault(node.get("label"), model.get("framework"))
-    frameworks = {known.get(label) for label in labels}
+            entries.setdefault(node.get("label"), model.get("framework"))
+    frameworks = {entries.get(label) for label in labels}
     if len(frameworks) > 1:
         return ""
     try:

@@ -32,7 +32,8 @@ def run(first: str, second: str, as_json: bool) -> int:
     if arrays:
         header = ("array", "first", "second", "largest difference")
         print_table(
-            header, [(each["name"], each["first"] or _NONE, each["second"] or _NONE, _largest(each)) for each in arrays]
+            header,
+            [(array["name"], array["first"] or _NONE, array["second"] or _NONE, _largest(array)) for array in arrays],
         )
     return 1
 

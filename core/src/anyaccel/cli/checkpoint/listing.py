@@ -20,9 +20,9 @@ def run(folder: str, as_json: bool) -> None:
             saved[name] = read_saved(storage.subfolder(name))
         except ConfigError as error:
             failures[name] = str(error)
-    scores = {name: score for name, each in saved.items() if (score := _score(each)) is not None}
+    scores = {name: score for name, checkpoint in saved.items() if (score := _score(checkpoint)) is not None}
     best = min(scores, key=lambda name: scores[name], default=None)
-    entries = [_entry(name, each, name == names[-1], name == best) for name, each in saved.items()]
+    entries = [_entry(name, checkpoint, name == names[-1], name == best) for name, checkpoint in saved.items()]
     if as_json:
         print_json({"folder": storage.name, "checkpoints": entries, "unreadable": failures})
         return

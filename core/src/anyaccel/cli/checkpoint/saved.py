@@ -58,12 +58,12 @@ class Saved:
         Raises:
             StateError: a file is missing or has no such header.
         """
-        found: dict[str, tuple[str, tensor_file.TensorEntry]] = {}
+        entries: dict[str, tuple[str, tensor_file.TensorEntry]] = {}
         for file in self.files:
             prefix = "" if file.group == "state" else f"{file.group}:"
             for name, entry in _contents(self.storage, file).items():
-                found[f"{prefix}{name}"] = file.group, entry
-        return found
+                entries[f"{prefix}{name}"] = file.group, entry
+        return entries
 
 
 def _contents(storage: Storage, file: ArraysFile) -> dict[str, tensor_file.TensorEntry]:

@@ -20,7 +20,7 @@ def run(folder: str, as_json: bool) -> int:
     storage = storage_of(folder)
     is_one = is_saved(storage)
     folders = [storage] if is_one else [storage.subfolder(name) for name in run_names(folder)]
-    reports = [_verify(each) for each in folders]
+    reports = [_verify(folder) for folder in folders]
     if not is_one and (problem := _latest_problem(storage, folders[-1])):
         reports.append({"folder": storage.name, "arrays": 0, "bytes": 0, "problems": [problem]})
     if as_json:

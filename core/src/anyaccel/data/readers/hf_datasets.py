@@ -93,7 +93,7 @@ def joined_splits(label: str, data: Any) -> tuple[Any, dict[str, np.ndarray]] | 
                 f"data[{first!r}], ...)",
             )
     stops = itertools.accumulate(map(len, tables.values()))
-    rows = {name: np.arange(stop - len(own), stop) for (name, own), stop in zip(tables.items(), stops, strict=True)}
+    rows = {name: np.arange(stop - len(table), stop) for (name, table), stop in zip(tables.items(), stops, strict=True)}
     return pa.concat_tables(tables.values()), rows
 
 

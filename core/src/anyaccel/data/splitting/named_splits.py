@@ -78,9 +78,9 @@ class NamedSplits(Generic[View]):
         Raises:
             SplitError: the name is taken by other rows.
         """
-        known = self.by_name.get(name)
-        if known is None or np.array_equal(_rows_of(known), _rows_of(view)):
-            return known or view
+        existing = self.by_name.get(name)
+        if existing is None or np.array_equal(_rows_of(existing), _rows_of(view)):
+            return existing or view
         hint = "create the feature set again in the same cell, or choose another name"
         raise self._name_taken(name, hint, " of other rows")
 

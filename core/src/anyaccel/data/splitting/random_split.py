@@ -68,7 +68,7 @@ def _conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any
             f"the conditions for splits of {rows.label!r} must be a mapping by split, got {conditions!r}",
             hint="write {'train': {'column': value}, 'test': {'column': [value, value]}}",
         )
-    positions = {name: positions_where(rows, f"split {name!r}", own) for name, own in conditions.items()}
+    positions = {name: positions_where(rows, f"split {name!r}", condition) for name, condition in conditions.items()}
     for first, second in combinations(positions, 2):
         both = np.intersect1d(positions[first], positions[second], assume_unique=True)
         if len(both):

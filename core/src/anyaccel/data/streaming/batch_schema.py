@@ -44,10 +44,10 @@ class BatchSchema:
             self._keys = parts.keys
         new = sorted(parts.keys - self._keys)
         if new:
-            known = listed(sorted(self._keys)) if self._keys else "its columns by position"
+            columns = listed(sorted(self._keys)) if self._keys else "its columns by position"
             raise SourceError(
                 f"{position} has a new column {new[0]!r}",
-                cause=f"the first batch has {known}",
+                cause=f"the first batch has {columns}",
                 hint="return the same columns in every batch",
             )
         for name, value in parts.values.items():

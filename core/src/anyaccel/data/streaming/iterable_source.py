@@ -411,8 +411,13 @@ def _function(label: str, source: Callable[..., Any]) -> Callable[[int], Any]:
     except (TypeError, ValueError):  # built-in functions may have no signature
         return lambda epoch: source()
     empty, variadic = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [each.name for each in parameters if each.default is empty and each.kind not in variadic]
-    if any(each.name == "epoch" and each.kind is not inspect.Parameter.POSITIONAL_ONLY for each in parameters):
+    required = [
+        parameter.name for parameter in parameters if parameter.default is empty and parameter.kind not in variadic
+    ]
+    if any(
+        parameter.name == "epoch" and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+        for parameter in parameters
+    ):
         required = [name for name in required if name != "epoch"]
         call: Callable[[int], Any] = lambda epoch: source(epoch=epoch)  # noqa: E731
     else:

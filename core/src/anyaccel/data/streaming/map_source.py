@@ -83,7 +83,7 @@ class MapSource(Source):
         super().__init__(label, features, target, tags)
         self._given = list(self._roles)
         self.pads = source_pads(label, pad, self._roles, masks=collate is None)
-        self._masks = {own.mask: name for name, own in self.pads.items() if own.mask is not None}
+        self._masks = {pad.mask: name for name, pad in self.pads.items() if pad.mask is not None}
         self._roles.update(dict.fromkeys(self._masks, "feature"))
         self.pads.update({mask: replace(self.pads[name], value=0, mask=None) for mask, name in self._masks.items()})
         if collate is not None and not callable(collate):

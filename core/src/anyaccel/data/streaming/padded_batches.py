@@ -28,13 +28,13 @@ def source_pads(label: str, pad: Any, roles: Mapping[str, str], *, masks: bool =
         SourceError: a mask, which the source cannot create.
     """
     pads = checked_pads(label, pad, roles)
-    for name, own in pads.items():
-        if own.mask is not None and not masks:
+    for name, column_pad in pads.items():
+        if column_pad.mask is not None and not masks:
             raise SourceError(
                 f"source {label!r} cannot create a mask of {name!r}: the lengths of rows that are already padded are "
                 "unknown",
                 cause="only a FeatureSet, or a MapSource without collate, can create masks",
-                hint=f"return {own.mask!r} from the source too, and name it in features= and pad=",
+                hint=f"return {column_pad.mask!r} from the source too, and name it in features= and pad=",
             )
     return pads
 

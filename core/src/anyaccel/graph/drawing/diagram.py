@@ -117,21 +117,21 @@ def node_places(
     """Return the place of each node: by the plan, otherwise where its model is now, otherwise the device it asks
     for.
     """
-    known = {
+    known_places = {
         name: _current_place(node, shapes, registry) for name, node in nodes.items() if isinstance(node, ModelNode)
     }
     for name in reversed(topology.topological(nodes)):
-        if name not in known:
+        if name not in known_places:
             near = [*topology.consumers(name, nodes), *topology.parents(nodes[name], nodes)]
-            places = [known[other] for other in near if other in known]
-            known[name] = replace(places[0], requested="") if places else NodePlace("", "", UNPLACED)
+            places = [known_places[other] for other in near if other in known_places]
+            known_places[name] = replace(places[0], requested="") if places else NodePlace("", "", UNPLACED)
     if plan is not None:
         planned = {
             part.node: NodePlace(part.framework, str(part.device), str(part.device)) for part in plan.assignments
         }
-        unplanned = {name: NodePlace(place.framework, "", "not in this plan") for name, place in known.items()}
+        unplanned = {name: NodePlace(place.framework, "", "not in this plan") for name, place in known_places.items()}
         return {**unplanned, **planned}
-    return known
+    return known_places
 
 
 def _current_place(node: ModelNode, shapes: Shapes | None, registry: Registry) -> NodePlace:

@@ -124,8 +124,8 @@ def interval(every: Any) -> tuple[int | None, float | None]:
         return None, None
     if arguments.is_integer(every):
         return arguments.integer(PhaseError, _WHERE, "every", every, 1, 500), None
-    found = _DURATION.fullmatch(every) if isinstance(every, str) else None
-    seconds = float(found[1]) * _SECONDS.get(found[2], 0.0) if found else 0.0
+    match = _DURATION.fullmatch(every) if isinstance(every, str) else None
+    seconds = float(match[1]) * _SECONDS.get(match[2], 0.0) if match else 0.0
     seconds = every.total_seconds() if isinstance(every, timedelta) else seconds
     if seconds <= 0.0:
         raise PhaseError(f"{_WHERE}every={shown(every)} is not {_WANTED}", hint="write every='10min'")

@@ -121,11 +121,11 @@ class Checkpointer:
                 available=", ".join(names),
                 hint="resume from them: run_phase(phase, resume='auto'); or use another folder for this run",
             )
-        found = self._folder.newest()
+        newest = self._folder.newest()
         self._run.graph.shapes  # noqa: B018 - builds the models, which a state is loaded into
-        if found is None:
+        if newest is None:
             return None
-        position, state, failures = found
+        position, state, failures = newest
         for failure in failures:
             self._warn(f"a newer checkpoint is skipped: {failure}")
         label = self._run.phase.label

@@ -124,8 +124,8 @@ class Position:
         """
         try:
             callbacks = [
-                (_text(each["class"]), {**_read_all(each["state"]), **_below(arrays, f"callbacks/{i}/")})
-                for i, each in enumerate(parts["callbacks"])
+                (_text(callback["class"]), {**_read_all(callback["state"]), **_below(arrays, f"callbacks/{i}/")})
+                for i, callback in enumerate(parts["callbacks"])
             ]
             return cls(
                 phase=_text(parts["phase"]),
@@ -167,7 +167,7 @@ def _source(draws: Any, arrays: Mapping[str, np.ndarray]) -> SourcePosition | No
 
 
 def _history(parts: Mapping[str, Any]) -> tuple[Epoch, ...]:
-    history = tuple(_epoch(each) for each in parts["history"])
+    history = tuple(_epoch(epoch) for epoch in parts["history"])
     if len(history) != parts["epoch"]:
         raise ValueError(f"{len(history)} epochs are recorded before epoch {parts['epoch']}")
     return history
@@ -210,7 +210,7 @@ def _read_all(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _epoch_parts(epoch: Epoch) -> dict[str, Any]:
-    given = {each.name: getattr(epoch, each.name) for each in fields(epoch)}
+    given = {attribute.name: getattr(epoch, attribute.name) for attribute in fields(epoch)}
     return {
         name: {key: _plain(number) for key, number in value.items()} if isinstance(value, Mapping) else _plain(value)
         for name, value in given.items()
@@ -219,7 +219,7 @@ def _epoch_parts(epoch: Epoch) -> dict[str, Any]:
 
 def _epoch(parts: Mapping[str, Any]) -> Epoch:
     named = ("losses", "validation", "step_figures")
-    given = {**parts, **{name: {key: _number(each) for key, each in parts.get(name, {}).items()} for name in named}}
+    given = {**parts, **{name: {key: _number(number) for key, number in parts.get(name, {}).items()} for name in named}}
     given.update({name: _count(parts[name]) for name in ("number", "steps")})
     given.update({name: _number(parts[name]) for name in ("loss", "seconds")})
     return Epoch(**given)
@@ -275,8 +275,10 @@ def optimizers_of(graph: ModelGraph) -> dict[str, Any]:
     """Return the configurations of the optimizers of a graph, by node, as plain data; that of all others under
     "optimizer".
     """
-    own = {label: optimizer for label, node in graph.nodes.items() if (optimizer := getattr(node, "optimizer", None))}
-    given = {"optimizer": graph.optimizer, **own}
+    optimizers = {
+        label: optimizer for label, node in graph.nodes.items() if (optimizer := getattr(node, "optimizer", None))
+    }
+    given = {"optimizer": graph.optimizer, **optimizers}
     return _as_read({name: _optimizer_settings(optimizer) for name, optimizer in given.items()})
 
 
@@ -365,7 +367,7 @@ def translated(run: Run, checkpoint: Checkpoint, position: Position, state: Stat
         mapping = StateMapping(run.graph, list(changed), checkpoint.names, checkpoint.change)
         state = mapping.mapped(state)
         best = None if position.best is None else mapping.mapped(position.best)
-        callbacks = [(kind, mapping.mapped(own, is_part=True)) for kind, own in position.callbacks]
+        callbacks = [(kind, mapping.mapped(state, is_part=True)) for kind, state in position.callbacks]
         return replace(position, best=best, callbacks=callbacks), state
     except StateError as error:
         problem = f"{', '.join(changed.values())}, and {error.problem}"
@@ -414,7 +416,7 @@ def load_callback_states(callbacks: Sequence[Callback], saved: Sequence[tuple[st
 def _other_callbacks(callbacks: Sequence[Callback], held: Sequence[tuple[str, Any]]) -> StateError:
     return StateError(
         f"the checkpoint belongs to a run with other callbacks: {', '.join(kind for kind, _ in held) or 'none'}",
-        cause=f"this run has {', '.join(type(each).__name__ for each in callbacks) or 'none'}",
+        cause=f"this run has {', '.join(type(callback).__name__ for callback in callbacks) or 'none'}",
         hint="use the callbacks that have a state in the checkpoint, in the same order; callbacks without a state can "
         "be added or removed",
     )

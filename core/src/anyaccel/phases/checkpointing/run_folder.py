@@ -146,9 +146,9 @@ class RunFolder(CheckpointFolder):
             OSError: it cannot be written; the existing content stays.
             StateError: the state has arrays that cannot be written.
         """
-        own, arrays = position.to_parts()
+        position_parts, arrays = position.to_parts()
         folder, newest = self._place_of(position.name), position.name
-        saved_folder.write(folder, {**parts, PART: own}, state, arrays, pause=pause, versions=versions)
+        saved_folder.write(folder, {**parts, PART: position_parts}, state, arrays, pause=pause, versions=versions)
         self._storage.publish(LATEST, f"{newest}\n".encode())
         names = [name for name in self.names() if name != newest]
         self._keep({newest, *self._best([*names, newest]), *names[max(len(names) - keep + 1, 0) :]})
@@ -172,8 +172,8 @@ class RunFolder(CheckpointFolder):
             StateError: there are checkpoints, and none can be read.
             ConfigError: the newest was written by a newer version.
         """
-        found = self.newest_by(read)
-        return None if found is None else (*found[1], found[2])
+        newest = self.newest_by(read)
+        return None if newest is None else (*newest[1], newest[2])
 
 
 def read(folder: str | os.PathLike[str] | saved_folder.Storage) -> tuple[Position, dict[str, np.ndarray]]:

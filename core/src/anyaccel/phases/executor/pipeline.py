@@ -254,8 +254,8 @@ class Pipeline:
     def random_state(self) -> list[Mapping[str, np.ndarray]] | None:
         """How far the random streams of each program have come; None if one cannot tell."""
         states = [stage.program.random_state() for stage in self._stages]
-        known = [state for state in states if state is not None]
-        return known if len(known) == len(states) else None
+        present = [state for state in states if state is not None]
+        return present if len(present) == len(states) else None
 
     def load_random_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Continue where `random_state` was taken.

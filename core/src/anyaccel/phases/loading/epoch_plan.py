@@ -154,10 +154,10 @@ class EpochSteps:
 
     def single_steps(self) -> Iterator[StepBlock]:
         """Return a block for each step, including a last, smaller batch."""
-        own = (self._block([step]) for step in _limited(self.steps, 1))
+        steps = (self._block([step]) for step in _limited(self.steps, 1))
         if self.shared is None:
-            return own
-        pairs = zip(own, self.shared.steps.single_steps(), strict=True)
+            return steps
+        pairs = zip(steps, self.shared.steps.single_steps(), strict=True)
         return (replace(block, whole=self.shared.rows_of(every)) for block, every in pairs)
 
     def _block(self, block: Sequence[StepRange]) -> StepBlock:
@@ -444,7 +444,10 @@ def evaluation_orders(samplers: Sampler | Mapping[str, Sampler], rows: Mapping[s
 
 
 def _by_stream(name: str, sampler: Sampler, orders: Sequence[np.ndarray]) -> dict[StreamKey, np.ndarray]:
-    return {(name, ""): orders[0], **{(name, stream): own for stream, own in zip(sampler.streams, orders, strict=True)}}
+    return {
+        (name, ""): orders[0],
+        **{(name, stream): order for stream, order in zip(sampler.streams, orders, strict=True)},
+    }
 
 
 def _equal_batches(steps: Sequence[StepRows], n_sets: int) -> tuple[int, int, int] | None:

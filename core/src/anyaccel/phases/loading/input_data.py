@@ -191,13 +191,13 @@ def _streamed_source(
     sources = {name: value for name, value in given.items() if isinstance(value, Source)}
     for name, source in sources.items():
         # Rows of a source come as they are, and would give wrong numbers if the graph's data were transformed.
-        known = sets[name]
-        transforms = relevant_transforms(known.transforms, known.features)
+        feature_set = sets[name]
+        transforms = relevant_transforms(feature_set.transforms, feature_set.features)
         if transforms:
             raise PhaseError(
                 f"phase {label!r} received the source {source.label!r}, whose rows are not transformed",
                 cause=f"the graph's data have the transforms {listed(transforms[::-1])}",
-                hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
+                hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({feature_set.label}), "
                 "or build the graph on the source: source.reference()",
             )
     if not sources or not may_stream:
@@ -239,7 +239,7 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
             hint=_splits_hint(data) or _labels_hint(unknown, missing, sorted(set(given) - set(unknown))),
         )
     rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
-    counts = {name: len(own) for name, own in rows.items()}
+    counts = {name: len(indices) for name, indices in rows.items()}
     if equal_lengths and len(set(counts.values())) > 1:
         raise PhaseError(
             f"phase {label!r} has different numbers of rows",
@@ -269,11 +269,13 @@ def _labels_hint(unknown: Sequence[str], missing: Sequence[str], known: Sequence
     """Return what to write if the labels of the data are not those of the graph's feature sets."""
     if len(unknown) == len(missing) == 1:
         return f"if {unknown[0]!r} are the right data, pass data={{{missing[0]!r}: {unknown[0]}}}"
-    each = f"give data={{{', '.join(f'{name!r}: ...' for name in [*known, *missing])}}}, a split or view for each"
+    example = f"give data={{{', '.join(f'{name!r}: ...' for name in [*known, *missing])}}}, a split or view for each"
     if not known:
-        return each
+        return example
     first = known[0]
-    return f"{each}; or compute only the nodes fed by {first!r}: data={{{first!r}: {first}['SPLIT']}}, outputs=['NODE']"
+    return (
+        f"{example}; or compute only the nodes fed by {first!r}: data={{{first!r}: {first}['SPLIT']}}, outputs=['NODE']"
+    )
 
 
 def _for_each(label: str, data: Any, sets: Mapping[str, FeatureSet]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def mixed_words(columns: Sequence[ColumnBytes], resident: Collection[str]) -> st
     for column in columns:
         groups[column.names[0] in resident].append(column)
     streamed, kept = (
-        f"{listing([each.shown for each in group], 4)} ({size(sum(each.nbytes for each in group))})"
+        f"{listing([column.shown for column in group], 4)} ({size(sum(column.nbytes for column in group))})"
         for group in (groups[False], groups[True])
     )
     return f"{streamed} streamed, {kept} resident"
@@ -238,7 +238,7 @@ def resident_share(columns: Sequence[ColumnBytes], room: Mapping[Place, float], 
     """
     kept: list[ColumnBytes] = []
     left = {place: nbytes - BLOCKS * block_bytes for place, nbytes in room.items()}
-    for column in sorted(columns, key=lambda each: -each.nbytes):
+    for column in sorted(columns, key=lambda item: -item.nbytes):
         if column.place not in left:
             kept.append(column)
         elif column.nbytes <= left[column.place]:
@@ -248,8 +248,8 @@ def resident_share(columns: Sequence[ColumnBytes], room: Mapping[Place, float], 
     for column in kept:
         key = (column.place, column.stream)
         saved[key] = saved.get(key, 0) + column.row_bytes
-    worth = [each for each in kept if saved[each.place, each.stream] >= _WORTHWHILE * each.index_bytes]
-    return frozenset(name for each in worth for name in each.names)
+    worth = [column for column in kept if saved[column.place, column.stream] >= _WORTHWHILE * column.index_bytes]
+    return frozenset(name for column in worth for name in column.names)
 
 
 def block_bytes_beside(free: Mapping[Place, int]) -> float:
@@ -319,8 +319,8 @@ def mixed_block_steps(
     columns: Sequence[ColumnBytes], resident: Collection[str], block_bytes: float, epochs: EpochPlan
 ) -> int:
     """Return the steps of a block if these columns are resident: their row numbers are streamed."""
-    orders = {(each.place, each.stream): each.index_bytes for each in columns if each.names[0] in resident}
-    row_bytes = sum(each.row_bytes for each in columns if each.names[0] not in resident) + sum(orders.values())
+    orders = {(column.place, column.stream): column.index_bytes for column in columns if column.names[0] in resident}
+    row_bytes = sum(column.row_bytes for column in columns if column.names[0] not in resident) + sum(orders.values())
     return steps_of_block(block_bytes, row_bytes * epochs.batch_size, epochs.n_steps)
 
 
@@ -438,8 +438,8 @@ class RowsLoaderFactory(LoaderFactory):
 
     def _distinct(self, arrays: Mapping[str, HostColumn]) -> list[Column]:
         """Return columns, without repetitions of one array in the same place."""
-        known = (column for column in self.plan.columns if column.name in arrays)
-        return list({(id(arrays[column.name]), column.framework, column.device): column for column in known}.values())
+        columns = (column for column in self.plan.columns if column.name in arrays)
+        return list({(id(arrays[column.name]), column.framework, column.device): column for column in columns}.values())
 
 
 def _dense(arrays: Mapping[str, HostColumn]) -> dict[str, np.ndarray] | None:

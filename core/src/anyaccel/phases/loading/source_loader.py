@@ -406,11 +406,11 @@ class PaddedSourceLoader(BatchSourceLoader):
             flat = buffers.flat[column.name] = backend.staging_buffer((size,), column.spec.dtype, column.device)
         out, start = flat[:size].reshape(rows, *rest), 0
         for part in parts:
-            own = out[start : start + len(part)]
+            target = out[start : start + len(part)]
             if column.ragged:
-                own[:, part.shape[1] :] = self._source.pads.get(column.columns[0], Pad()).value
-                own = own[:, : part.shape[1]]
-            own[...] = part
+                target[:, part.shape[1] :] = self._source.pads.get(column.columns[0], Pad()).value
+                target = target[:, : part.shape[1]]
+            target[...] = part
             start += len(part)
         return out
 

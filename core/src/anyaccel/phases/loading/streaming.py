@@ -280,7 +280,7 @@ def _order_columns(columns: Sequence[Column]) -> list[_OrderColumn]:
     for column in columns:
         named.setdefault((stream_of(column), column.framework, column.device), []).append(column)
     return [
-        _OrderColumn(tuple(_order_of(each.name) for each in group), stream, group[0].backend, device)
+        _OrderColumn(tuple(_order_of(column.name) for column in group), stream, group[0].backend, device)
         for (stream, _, device), group in named.items()
     ]
 

@@ -42,23 +42,23 @@ def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> 
     machine: Registry | None = None
     if inventory is not None:
         machine = load(SETTINGS, "plan.inventory")(inventory)
-    known = machine or registry()
-    own = bound(phase, graph, machine)
+    registered = machine or registry()
+    bound_phase = bound(phase, graph, machine)
     with leave_contexts(graph) as left:
-        plan, resolution, parts = _planned(own, graph, known, left)
-        plan = replace(plan, notes=(*plan.notes, *_unused_devices(plan, known)))
-        made = with_figures(own, plan, resolution, graph, parts, known)
-    groups = process_groups(own, graph)
+        plan, resolution, parts = _planned(bound_phase, graph, registered, left)
+        plan = replace(plan, notes=(*plan.notes, *_unused_devices(plan, registered)))
+        made = with_figures(bound_phase, plan, resolution, graph, parts, registered)
+    groups = process_groups(bound_phase, graph)
     if made.replicas:
-        return replace(groups.plan_of_one(own, made, made.replicas), notes=made.notes)
+        return replace(groups.plan_of_one(bound_phase, made, made.replicas), notes=made.notes)
     if machine is None:
-        return groups.plan_of_one(own, made, ())
+        return groups.plan_of_one(bound_phase, made, ())
     frameworks = sorted({backend.framework for backend in graph.shapes.backends.values()})
     asked = phase.accelerator if phase.trains else None
     devices = () if asked is None else asked.requested_devices(frameworks, machine, strict=phase.strict)
     if len(devices) > 1:
         groups = shared_groups(f"training phase {phase.label!r} on {len(devices)} devices")
-    return replace(groups.plan_of_one(own, made, devices), machine=machine.description)
+    return replace(groups.plan_of_one(bound_phase, made, devices), machine=machine.description)
 
 
 def _planned(

@@ -69,7 +69,7 @@ def with_figures(
         parts: The data that the phase and its validation use.
         known: The devices.
     """
-    places = sorted({(each.framework, each.device) for each in plan.assignments})
+    places = sorted({(assignment.framework, assignment.device) for assignment in plan.assignments})
     free = {p: nbytes for p in places if (nbytes := _free_after_placement(p, plan, graph, known)) is not None}
     added = bytes_added_by_training(plan, resolution.segments, graph.optimizer_states)
     rows, decisions = row_memory(phase, plan, parts, added, free)
@@ -108,7 +108,9 @@ class _Figures:
 
     def __init__(self, place: Place, plan: Plan, segments: Sequence[Segment], graph: ModelGraph) -> None:
         self._place, self._graph = place, graph
-        self._here = [each for each in plan.assignments if (each.framework, each.device) == place]
+        self._here = [
+            assignment for assignment in plan.assignments if (assignment.framework, assignment.device) == place
+        ]
         self._optimizers = {node: group.optimizer for s in segments for group in s.groups for node in group.nodes}
         self._gaps: dict[str, str] = {}
 
@@ -138,17 +140,17 @@ class _Figures:
     def _models(self) -> Iterator[tuple[str, int]]:
         """Yield a node for each model that is here, and the bytes of its parameters."""
         seen: set[int] = set()
-        for each in self._here:
-            model = getattr(self._graph[each.node], "model", None)
+        for assignment in self._here:
+            model = getattr(self._graph[assignment.node], "model", None)
             if model is not None and id(model) not in seen:
                 seen.add(id(model))
-                yield each.node, each.resident_nbytes
+                yield assignment.node, assignment.resident_nbytes
 
     def _parameters(self) -> int | None:
         """Return parameters and buffers; None if a backend does not report buffers."""
         total = 0
         for node, nbytes in self._models():
-            backend = next(each.backend for each in self._here if each.node == node)
+            backend = next(assignment.backend for assignment in self._here if assignment.node == node)
             figures = backend.capability(MemoryFigures)
             if figures is None:
                 self._gaps["parameters"] = f"the plugin of {backend.framework} does not report the buffers of a model"
@@ -159,8 +161,10 @@ class _Figures:
 
     def _measured_gradients(self) -> int:
         """Return those in the peak of a step, which is measured with all weights on the device."""
-        models = {id(getattr(self._graph[each.node], "model", None)): each for each in reversed(self._here)}
-        return sum(each.nbytes for each in models.values() if each.node in self._optimizers)
+        models = {
+            id(getattr(self._graph[assignment.node], "model", None)): assignment for assignment in reversed(self._here)
+        }
+        return sum(assignment.nbytes for assignment in models.values() if assignment.node in self._optimizers)
 
     def _gradients(self) -> int:
         return sum(nbytes for node, nbytes in self._models() if node in self._optimizers)
@@ -193,10 +197,10 @@ def _unknown_capacity(device: Device, known: Registry) -> str:
 def _free_after_placement(place: Place, plan: Plan, graph: ModelGraph, known: Registry) -> int | None:
     """Return bytes that are free once the models of a plan are on a device; None if unknown."""
     free = known.free_memory(*place)
-    nodes = [each for each in plan.assignments if (each.framework, each.device) == place]
+    nodes = [assignment for assignment in plan.assignments if (assignment.framework, assignment.device) == place]
     if known.is_of_this_machine:
-        nodes = [each for each in nodes if not _is_there(each, graph)]
-    return max(free - sum(each.resident_nbytes for each in nodes), 0) if free else None
+        nodes = [assignment for assignment in nodes if not _is_there(assignment, graph)]
+    return max(free - sum(assignment.resident_nbytes for assignment in nodes), 0) if free else None
 
 
 def _is_there(assignment: Assignment, graph: ModelGraph) -> bool:
@@ -231,7 +235,7 @@ def _rows(resolution: Resolution, parts: Sequence[DrawnPart]) -> tuple[int | Non
     epochs = parts[0].epochs if parts else None
     if epochs is None or any(column.ragged for column in resolution.plan.columns):
         return None, "the size of a batch is not known"
-    return max(min(each.batch_size, each.microbatch_size or each.batch_size) for each in epochs.epoch(0).steps), ""
+    return max(min(step.batch_size, step.microbatch_size or step.batch_size) for step in epochs.epoch(0).steps), ""
 
 
 def _recomputed_nodes(segment: Segment) -> list[str]:
@@ -315,7 +319,7 @@ class _StepFigures:
             return "the phase has a custom step"
         if part.epochs is None or any(column.ragged for column in self._resolution.plan.columns):
             return "the size of a batch is not known"
-        weights = sum(each.nbytes for each in self._resolution.plan.assignments)
+        weights = sum(assignment.nbytes for assignment in self._resolution.plan.assignments)
         rows = sum(spec.nbytes for spec, _ in segment.inputs.values()) * part.epochs.batch_size
         needed, free = _COPIES * weights + 4 * rows, host_memory().free
         if figures.allocates and free and needed > _MEASURED_SHARE * free:
@@ -328,9 +332,11 @@ class _StepFigures:
         assert part.epochs is not None
         figures = backend.required(MemoryFigures)
         trains = part.part.trains
-        own = segment if trains else replace(segment, groups=(), states={})
+        measured_segment = segment if trains else replace(segment, groups=(), states={})
         try:
-            peaks = figures.step_memory(own, part.epochs.batch_size, part.part.accumulate, part.epochs.n_steps)
+            peaks = figures.step_memory(
+                measured_segment, part.epochs.batch_size, part.part.accumulate, part.epochs.n_steps
+            )
         except Exception as error:  # of a user's model or loss, which may take no rows of zeros
             release_frames(error)
             return f"measuring a step failed: {type(error).__name__}: {error}"
@@ -397,7 +403,7 @@ def advise(phase: PhaseSettings, graph: ModelGraph, plan: Plan) -> tuple[Advice,
 
 
 def _streamed(plan: Plan) -> bool:
-    return any(each.what.startswith("residency") and each.choice == "streamed" for each in plan.decisions)
+    return any(decision.what.startswith("residency") and decision.choice == "streamed" for decision in plan.decisions)
 
 
 def _pinned(plan: Plan) -> Advice:
@@ -415,7 +421,7 @@ def _pinned(plan: Plan) -> Advice:
 
 
 def _workers(plan: Plan) -> Advice:
-    sources = [each for each in plan.decisions if each.why == "the data are a source"]
+    sources = [decision for decision in plan.decisions if decision.why == "the data are a source"]
     if sources:
         why = "rows come from a source; results.events show how long steps wait for them"
         return Advice("worker processes", UNKNOWN, why)
@@ -424,7 +430,7 @@ def _workers(plan: Plan) -> Advice:
 
 def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
     name = "kernels chosen by trial (cudnn.benchmark)"
-    if all(each.device.kind in _ON_HOST for each in plan.assignments):
+    if all(assignment.device.kind in _ON_HOST for assignment in plan.assignments):
         return Advice(name, NO_EFFECT, "no node is on a GPU")
     ragged = [column.shown for column in plan.columns if column.ragged]
     if ragged:
@@ -433,11 +439,13 @@ def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
     if not images:
         return Advice(name, NO_EFFECT, "no column has the shape of images")
     figure = f"all full batches have one shape, {plan.batch_size} rows of {listing(images)}"
-    backends = [each.backend for each in plan.assignments if each.device.kind not in _ON_HOST]
-    settings = {each.kernel_trials for each in (it.capability(HasSettings) for it in backends) if each} - {""}
+    backends = [assignment.backend for assignment in plan.assignments if assignment.device.kind not in _ON_HOST]
+    settings = {settings.kernel_trials for settings in (it.capability(HasSettings) for it in backends) if settings} - {
+        ""
+    }
     if not settings:
         return Advice(name, NO_EFFECT, f"no framework of the graph has a setting for this; {figure}")
-    given = [each.values for each in phase.callbacks if isinstance(each, FrameworkSettings)]
+    given = [callback.values for callback in phase.callbacks if isinstance(callback, FrameworkSettings)]
     left = [name for name in sorted(settings) if not any(values.get(name) is True for values in given)]
     wanted = ", ".join(f"{setting!r}: True" for setting in left)
     if not left:
@@ -448,7 +456,7 @@ def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
 def _set_to_none(phase: PhaseSettings, plan: Plan) -> Advice:
     if not phase.trains:
         return Advice("gradients set to none", NO_EFFECT, "the phase trains nothing")
-    gradients = sum(each.gradients or 0 for each in plan.memory)
+    gradients = sum(device_memory.gradients or 0 for device_memory in plan.memory)
     return Advice("gradients set to none", DONE, f"{size(gradients)} of gradients are freed after each step")
 
 
@@ -460,7 +468,7 @@ def _multiples(graph: ModelGraph, plan: Plan) -> Advice:
     figure = (
         f"{len(odd)} of {len(matrices)} matrices have another dimension{f': {listing(odd, 3)}' if odd else ''}; {batch}"
     )
-    if all(each.device.kind in _ON_HOST for each in plan.assignments):
+    if all(assignment.device.kind in _ON_HOST for assignment in plan.assignments):
         return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
     return Advice(name, DO if odd or (plan.batch_size or 0) % 8 else DONE, figure)
 
@@ -481,14 +489,14 @@ def _precision(graph: ModelGraph, plan: Plan) -> Advice:
         model = getattr(graph[assignment.node], "model", None)
         specs = assignment.backend.parameters(model).values() if model is not None else ()
         wide += sum(spec.nbytes for spec in specs if spec.dtype in ("float32", "float64"))
-    activations = [each.activations for each in plan.memory]
-    known = sum(each or 0 for each in activations)
-    beside = "activations are not covered" if None in activations else f"{size(known)} of activations and temporaries"
+    activations = [device_memory.activations for device_memory in plan.memory]
+    total = sum(nbytes or 0 for nbytes in activations)
+    beside = "activations are not covered" if None in activations else f"{size(total)} of activations and temporaries"
     figure = f"{size(wide)} of parameters are float32 or wider; {beside}"
-    mixed = [each.node for each in plan.assignments if each.precision]
+    mixed = [assignment.node for assignment in plan.assignments if assignment.precision]
     if mixed:
         return Advice(name, DONE, f"{listing(mixed)} {'is' if len(mixed) == 1 else 'are'} computed in it; {figure}")
-    if all(each.device.kind in _ON_HOST for each in plan.assignments):
+    if all(assignment.device.kind in _ON_HOST for assignment in plan.assignments):
         return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
     return Advice(name, DO if wide else DONE, f"{figure}; write precision='bf16-mixed'" if wide else figure)
 
@@ -610,7 +618,7 @@ def _columns(plan: Plan, part: DrawnPart) -> list[ColumnBytes]:
     for column in _distinct(plan.columns):
         rows = part.data.rows.get(column.feature_set)
         n_rows = len(rows) if rows is not None else 0
-        names = tuple(each.name for each in plan.columns if each is column or same_array(column, each))
+        names = tuple(other.name for other in plan.columns if other is column or same_array(column, other))
         made.append(ColumnBytes.of(column, names, column.spec.nbytes * n_rows, n_rows))
     return made
 
@@ -664,7 +672,7 @@ def _chunk_rows(plan: Plan, part: DrawnPart, blocks: Sequence[StepBlock]) -> int
 
 
 def _rows_of(steps: Iterable[StepRange]) -> int:
-    return sum(each.n_steps * each.batch_size for each in steps)
+    return sum(step.n_steps * step.batch_size for step in steps)
 
 
 def _streamed_rows(columns: Sequence[Column], blocks: Sequence[StepBlock]) -> dict[Place, int]:
@@ -685,7 +693,7 @@ def _streamed_orders(columns: Sequence[Column], blocks: Sequence[StepBlock]) -> 
 
 def _rows_held(blocks: Sequence[StepBlock]) -> tuple[int, int]:
     """Rows of the largest block, and how many blocks there are at once."""
-    rows = max((stop - start for each in blocks for start, stop in each.spans.values()), default=0)
+    rows = max((stop - start for block in blocks for start, stop in block.spans.values()), default=0)
     return rows, min(BLOCKS, len(blocks))
 
 

@@ -68,7 +68,7 @@ def run(
         left_out: Plugins that could not be imported, as `load_plugins` returns them.
         capabilities: Capabilities to test, out of CAPABILITIES; all if empty.
     """
-    chosen = [each for each in CAPABILITIES if each in capabilities or not capabilities]
+    chosen = [name for name in CAPABILITIES if name in capabilities or not capabilities]
     target = Device.parse(device) if device else None
     plugin = find_plugin(name, left_out)
     indices = [i for i, backend in enumerate(plugin.backends) if target is None or target.kind in backend.kinds]
@@ -117,12 +117,12 @@ def find_plugin(name: str, left_out: Sequence[Plugin] = ()) -> Plugin:
         CapabilityError: it has no backend to test.
     """
     plugins = (*registry().plugins, *left_out)
-    plugin = next((each for each in plugins if each.name == name), None)
+    plugin = next((candidate for candidate in plugins if candidate.name == name), None)
     plugin = plugin or next((p for p in plugins if canonical_name(p.distribution) == canonical_name(name)), None)
     if plugin is None:
         raise PluginError(
             f"no plugin or distribution called {name!r} is installed",
-            available=", ".join(each.name for each in plugins),
+            available=", ".join(candidate.name for candidate in plugins),
             hint="check the spelling, or install the plugin; `anyaccel plugins` lists what is installed",
         )
     if plugin.error is not None or plugin.delays:
@@ -193,8 +193,8 @@ class KitReport:
     @property
     def missing_fixtures(self) -> list[str]:
         """The fixtures that the Subject lacks, so that tests were not run."""
-        found = (_NOT_GIVEN.fullmatch(reason) for reason in self.skip_reasons)
-        return sorted(match[1] for match in found if match)
+        matches = (_NOT_GIVEN.fullmatch(reason) for reason in self.skip_reasons)
+        return sorted(match[1] for match in matches if match)
 
     def row(self, capability: str) -> dict[str, int]:
         """The counts of a capability by column."""

@@ -45,9 +45,9 @@ def run(probe: bool, timeout: float, as_json: bool, left_out: Sequence[Plugin]) 
 
 def print_checks(checks: Iterable[Check]) -> None:
     """Print a table of all checks, and below it what mends those that do not pass."""
-    known = list(checks)
-    print_table(("", "check", "found"), [(check.status, check.name, check.message) for check in known])
-    for check in known:
+    findings = list(checks)
+    print_table(("", "check", "found"), [(check.status, check.name, check.message) for check in findings])
+    for check in findings:
         if check.status != "PASS":
             style = "red" if check.status == "FAIL" else "yellow"
             print_line(f"{check.name}: {check.fix}", style=style)
@@ -77,7 +77,7 @@ def _probe(plugin: Plugin, index: int, timeout: float) -> Iterator[Check]:
         yield _failed(name, f"ended with status {child.returncode}: {told}", f"update or uninstall {plugin.source}")
         return
     answer: list[dict[str, Any]] = json.loads(lines[-1].removeprefix(MARK))
-    yield from (Check(**each) for each in answer)
+    yield from (Check(**check) for check in answer)
 
 
 def _failed(framework: str, how: str, fix: str) -> Check:

@@ -159,8 +159,10 @@ def _redact(text: str) -> str:
 
 def _redact_listing(listing: dict[str, Any]) -> dict[str, Any]:
     """Return the devices of a framework without serial numbers and folders."""
-    devices = [{k: v for k, v in each.items() if k not in ("identity", "memory_space")} for each in listing["devices"]]
-    missing = [{**each, "reason": _redact(each["reason"])} for each in listing["missing"]]
+    devices = [
+        {k: v for k, v in device.items() if k not in ("identity", "memory_space")} for device in listing["devices"]
+    ]
+    missing = [{**gap, "reason": _redact(gap["reason"])} for gap in listing["missing"]]
     return {**listing, "devices": devices, "missing": missing}
 
 
@@ -182,8 +184,8 @@ def markdown(facts: dict[str, Any]) -> list[str]:
         "",
     ]
     for listing in facts["frameworks"]:
-        missing = [each for each in listing["missing"] if each["reason"]]
-        lines += [f"- no {each['kind']} for {listing['framework']}: {_escape_cell(each['reason'])}" for each in missing]
+        missing = [gap for gap in listing["missing"] if gap["reason"]]
+        lines += [f"- no {gap['kind']} for {listing['framework']}: {_escape_cell(gap['reason'])}" for gap in missing]
     return lines
 
 

@@ -135,8 +135,8 @@ def _sweep(layers: list[list[Key]], neighbours: Mapping[Key, list[Key]], down: b
     steps = range(1, len(layers)) if down else range(len(layers) - 2, -1, -1)
     for i in steps:
         place = {name: float(rank) for rank, name in enumerate(layers[i - 1 if down else i + 1])}
-        own = {name: float(rank) for rank, name in enumerate(layers[i])}
-        layers[i].sort(key=lambda name: _mean([place[key] for key in neighbours.get(name, ())], own[name]))
+        ranks = {name: float(rank) for rank, name in enumerate(layers[i])}
+        layers[i].sort(key=lambda name: _mean([place[key] for key in neighbours.get(name, ())], ranks[name]))
 
 
 def _mean(values: Sequence[float], otherwise: float) -> float:

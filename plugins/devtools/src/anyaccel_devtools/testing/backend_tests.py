@@ -108,8 +108,8 @@ class FactTests(Subject):
 
     def test_identities_are_distinct(self, backend: Backend) -> None:
         """No two devices share a known identity."""
-        known = [info for d in backend.devices() if (info := backend.device_info(d).identity)]
-        assert len(set(known)) == len(known)
+        infos = [info for d in backend.devices() if (info := backend.device_info(d).identity)]
+        assert len(set(infos)) == len(infos)
 
     def test_unavailable_reason_is_text_for_an_absent_device(self, backend: Backend) -> None:
         """`unavailable_reason` returns text and does not raise."""

@@ -59,7 +59,7 @@ def run_single_steps(
     losses = []
     for micro_batches in steps:
         computed = [harness.forward_backward(program, harness.inputs(COLUMNS.rows(rows))) for rows in micro_batches]
-        losses.append([float(np.mean([harness.mean_loss(each[LOSS]) for each in computed]))])
+        losses.append([float(np.mean([harness.mean_loss(outputs[LOSS]) for outputs in computed]))])
         scale, limit = 1 / len(micro_batches), optimizer.clip_norm
         if limit is not None:
             scale *= reference_formulas.clip_scale(harness.gradients(program), limit)

@@ -94,7 +94,7 @@ class DeviceReplicaTests(Subject):
             harness.forward_backward(program, harness.inputs(BATCH))
             program.optimizer_step()
         program.close()
-        first, second = (each.operations[0].model for each in (segment, copied))
+        first, second = (part.operations[0].model for part in (segment, copied))
         assert_equal(harness.parameter_values(second), harness.parameter_values(first))
 
     def test_a_fixed_order_of_sums_gives_the_same_bits(self, harness: Harness, model: Make) -> None:

@@ -80,10 +80,10 @@ class Harness:
 
     def declared(self, kind: type[Kind], name: str) -> Kind:
         """Return the backend's object of a capability; skip the test without it."""
-        found = self.backend.capability(kind)
-        if found is None:
+        capability = self.backend.capability(kind)
+        if capability is None:
             pytest.skip(f"{name} is not declared")
-        return found
+        return capability
 
     @property
     def index_dtype(self) -> str:

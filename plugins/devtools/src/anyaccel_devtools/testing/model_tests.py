@@ -250,8 +250,8 @@ class ModelTraitTests(Subject):
     def test_data_format_is_a_pair_of_known_words(self, harness: Harness, model: Make) -> None:
         """`data_format` gives the order of axes of inputs and of outputs, or "", for built and unbuilt models."""
         unbuilt = [harness.compute.wrap(cls()) for cls in harness.compute.models().values()]
-        for each in (harness.prepare_model(model), *unbuilt):
-            of_inputs, of_outputs = harness.compute.data_format(each)
+        for candidate in (harness.prepare_model(model), *unbuilt):
+            of_inputs, of_outputs = harness.compute.data_format(candidate)
             assert of_inputs in DATA_FORMATS and of_outputs in DATA_FORMATS
 
     @pytest.mark.parametrize("name", ["model", "buffered_model"])

@@ -182,19 +182,19 @@ class MultiStepTests(CompileTests, MicrobatchTests, ScaledStepTests):
         batches = [ORDER[i : i + 4] for i in (0, 4, 8)]
         single = build_multi_step(harness, clone, compile="off", optimizer=adam)
         program = build_multi_step(harness, prepared, optimizer=adam)
-        for each in (single, program):
-            run_single_steps(harness, each, [[batches[0]]], adam)
+        for running in (single, program):
+            run_single_steps(harness, running, [[batches[0]]], adam)
         run_single_steps(harness, single, [[batches[1]]], adam)
         run_steps(harness, program, [(4, 1, 4)])
         assert_close(harness.eval_loss(program, COLUMNS), harness.eval_loss(single, COLUMNS))
-        for each in (single, program):
-            each.sync_models()
+        for running in (single, program):
+            running.sync_models()
         assert_close(harness.parameter_values(prepared), harness.parameter_values(clone), rtol=1e-5, atol=2e-6)
-        for each in (single, program):
-            run_single_steps(harness, each, [[batches[2]]], adam)
+        for running in (single, program):
+            run_single_steps(harness, running, [[batches[2]]], adam)
         assert program.optimizer_states()["node"].step == 3
-        for each in (single, program):
-            each.close()
+        for running in (single, program):
+            running.close()
         assert_close(harness.parameter_values(prepared), harness.parameter_values(clone), rtol=1e-5, atol=2e-6)
 
     def test_batches_may_begin_anywhere_and_have_any_size(self, harness: Harness, model: Make) -> None:

@@ -39,7 +39,8 @@ class PrecisionTests(Subject):
         prepared = harness.prepare_model(model)
         precision = wanted(harness, prepared, name)
         plain, other = (
-            outputs(harness, prepared, each) for each in (None, SegmentPrecision(precisions=((NODE, precision),)))
+            outputs(harness, prepared, precision_of_run)
+            for precision_of_run in (None, SegmentPrecision(precisions=((NODE, precision),)))
         )
         assert other.dtype == plain.dtype
         tolerance = _TOLERANCES.get(precision.dtype, 1e-4)

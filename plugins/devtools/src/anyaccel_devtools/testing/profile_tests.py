@@ -45,7 +45,7 @@ class ProfileTests(Subject):
         """As those of a program that no one looks at."""
         plain = harness.prepare_model(model)
         profiled = harness.clone_model(model, plain)
-        programs = [harness.build(each, optimizer=Optimizer("sgd", lr=0.1)) for each in (plain, profiled)]
+        programs = [harness.build(model, optimizer=Optimizer("sgd", lr=0.1)) for model in (plain, profiled)]
         expected = harness.train(programs[0], BATCH, 2)
         with profiler(harness).profile_steps(tmp_path / "t.json.gz", {NODE: profiled}, [harness.device]):
             actual = harness.train(programs[1], BATCH, 2)

@@ -70,7 +70,7 @@ def _test_ids(file: Path) -> Iterator[str]:
 def _matches(node_id: str, test_id: str) -> bool:
     """Whether a test id is a whole node id or its end from a class or function on; without `[...]` it means all."""
     candidates = {node_id, node_id.partition("[")[0]}
-    return any(each == test_id or each.endswith(f"::{test_id}") for each in candidates)
+    return any(candidate == test_id or candidate.endswith(f"::{test_id}") for candidate in candidates)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:

@@ -61,8 +61,8 @@ def weighted_loss(
         losses = _ELEMENTS[name](y, targets.astype(np.float64))
         counts = np.ones(losses.shape)
     factor = np.ones(max(map(np.shape, weights), key=len, default=losses.shape))
-    for each in weights:
-        factor = factor * each.reshape(*each.shape, *[1] * (factor.ndim - each.ndim))
+    for weight in weights:
+        factor = factor * weight.reshape(*weight.shape, *[1] * (factor.ndim - weight.ndim))
     # Elements that share a weight add the mean of their losses.
     shared = tuple(range(factor.ndim, losses.ndim)) if name != "cross_entropy" else ()
     factor = factor.reshape(*factor.shape, *[1] * (losses.ndim - factor.ndim - len(shared)))

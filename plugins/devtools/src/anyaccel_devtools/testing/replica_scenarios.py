@@ -126,7 +126,7 @@ def gathered(replica: Replica) -> None:
     value = {"rank": rank, "list": [None, True, 2.5, "text"], "bytes": bytes([rank, 255])}
     every = replica.group.gather(value)
     are_equal = every == [{**value, "rank": i, "bytes": bytes([i, 255])} for i in range(SIZE)]
-    replica.tell("gathered", ranks=[each["rank"] for each in every], equal=are_equal, sums=_sums(replica.group))
+    replica.tell("gathered", ranks=[replica["rank"] for replica in every], equal=are_equal, sums=_sums(replica.group))
 
 
 def _sums(group: ReplicaGroup) -> list[float]:
@@ -295,7 +295,7 @@ def main(backend_name: str, kind: str, folder: str) -> None:
     backend = _backend(backend_name)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     group = backend.required(feature().Replicate).replica_group(rank, size)  # before the framework starts
-    every = [each for each in backend.devices() if each.kind == kind]
+    every = [device for device in backend.devices() if device.kind == kind]
     device = every[0 if kind == "cpu" else rank]
     host = Device("cpu") if Device("cpu") in backend.devices() else device
     harness = Harness(backend, device, lambda array: backend.from_host(array, host), backend.to_host)
@@ -305,12 +305,12 @@ def main(backend_name: str, kind: str, folder: str) -> None:
 def _backend(name: str) -> Any:
     module, _, names = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for each in names.split("."):
-            found = getattr(found, each)
+        target: Any = importlib.import_module(module)
+        for part in names.split("."):
+            target = getattr(target, part)
     except (ImportError, AttributeError):
         sys.exit(NOT_IMPORTABLE)
-    return found()
+    return target()
 
 
 def standard_model(backend: Any) -> Callable[[], Any]:

@@ -51,10 +51,10 @@ class ReplicaTests(Subject):
 
     def test_values_are_gathered_by_rank(self, replicated: Reports) -> None:
         """`gather` gives all replicas the plain values of all; `sums` adds numbers."""
-        for each in replicated("gathered"):
-            assert each["ranks"] == list(range(SIZE))
-            assert each["equal"]
-            assert each["sums"] == [3.0, 0.5]
+        for replica in replicated("gathered"):
+            assert replica["ranks"] == list(range(SIZE))
+            assert replica["equal"]
+            assert replica["sums"] == [3.0, 0.5]
 
     def test_gradients_are_means_over_the_rows_of_all(self, replicated: Reports, harness: Harness) -> None:
         """Parts of different sizes are weighted by their rows; all replicas take the same step."""
@@ -65,10 +65,10 @@ class ReplicaTests(Subject):
         program.optimizer_step()
         program.close()
         every = replicated("averaged")
-        for each in every:
-            for own, expected in zip(each["gradients"], gradients, strict=True):
+        for replica in every:
+            for own, expected in zip(replica["gradients"], gradients, strict=True):
                 assert_close(own, expected)
-            assert_close(each["values"], harness.parameter_values(model), rtol=1e-3, atol=1e-4)
+            assert_close(replica["values"], harness.parameter_values(model), rtol=1e-3, atol=1e-4)
         assert every[0]["values"] == every[1]["values"]
 
     def test_tensors_of_shards_are_gathered_in_their_order(self, replicated: Reports, harness: Harness) -> None:
@@ -76,9 +76,9 @@ class ReplicaTests(Subject):
         every = replicated("shards")
         model = started(harness)
         program = harness.build(model, optimizer=ADAM, compile="off")
-        for each in every:
-            assert each["numbers"] == [0.0, 1.0, 2.0]
-            for number, own in enumerate(each["gradients"]):
+        for replica in every:
+            assert replica["numbers"] == [0.0, 1.0, 2.0]
+            for number, own in enumerate(replica["gradients"]):
                 program.zero_grad()
                 harness.forward_backward(program, harness.inputs(BATCH.rows(slice(3 * number, 3 * number + 3))))
                 for given, expected in zip(own, harness.gradients(program), strict=True):
@@ -92,11 +92,11 @@ class ReplicaTests(Subject):
         program.
         """
         every, expected = replicated("together"), whole(harness)
-        for each in every:
-            np.testing.assert_allclose(each["losses"], expected.losses, rtol=1e-5)
-            np.testing.assert_allclose(each["squares"], expected.squares, rtol=1e-4)
-            assert_close(each["values"], expected.values, rtol=1e-3, atol=1e-4)
-            assert each["slots"]["step"] == expected.slots["step"]
+        for replica in every:
+            np.testing.assert_allclose(replica["losses"], expected.losses, rtol=1e-5)
+            np.testing.assert_allclose(replica["squares"], expected.squares, rtol=1e-4)
+            assert_close(replica["values"], expected.values, rtol=1e-3, atol=1e-4)
+            assert replica["slots"]["step"] == expected.slots["step"]
         assert every[0]["values"] == every[1]["values"]
 
     def test_divided_parameters_train_like_whole_ones(self, replicated: Reports, harness: Harness) -> None:
@@ -104,37 +104,39 @@ class ReplicaTests(Subject):
         expected = whole(harness)
         every = replicated("trained")
         for number in range(STEPS):
-            steps = [each["steps"][number] for each in every]
+            steps = [replica["steps"][number] for replica in every]
             mean = sum(step["sum"] for step in steps) / sum(step["weight"] for step in steps)
             np.testing.assert_allclose(mean, expected.losses[number], rtol=1e-5)
-        for each in every:
-            assert each["reason"] == ""
-            np.testing.assert_allclose([step["square"] for step in each["steps"][:STEPS]], expected.squares, rtol=1e-4)
-            assert_close(each["values"], expected.values, rtol=1e-3, atol=1e-4)
+        for replica in every:
+            assert replica["reason"] == ""
+            np.testing.assert_allclose(
+                [step["square"] for step in replica["steps"][:STEPS]], expected.squares, rtol=1e-4
+            )
+            assert_close(replica["values"], expected.values, rtol=1e-3, atol=1e-4)
 
     def test_models_of_divided_parameters_are_whole_when_they_are_read(
         self, replicated: Reports, harness: Harness
     ) -> None:
         """`sync_models` gives each replica's model all current values, within a phase."""
         read = whole(harness).read
-        for each in replicated("trained"):
-            assert_close(each["read"], read, rtol=1e-3, atol=1e-4)
+        for replica in replicated("trained"):
+            assert_close(replica["read"], read, rtol=1e-3, atol=1e-4)
 
     def test_states_of_divided_parameters_are_whole_and_go_on(self, replicated: Reports, harness: Harness) -> None:
         """Optimizer states have the shapes of the parameters, in a phase and after it; a later one divides them."""
         expected, further = whole(harness), whole(harness, STEPS + 1)
-        for each in replicated("trained"):
-            assert each["slots"]["step"] == STEPS and each["states_read"]["step"] == STEPS - 1
-            assert each["states_read"].keys() == each["slots"].keys()
-            assert_close(each["slots"], expected.slots, rtol=1e-3, atol=1e-4)
-            assert_close(each["gone_on"], further.values, rtol=1e-3, atol=1e-4)
+        for replica in replicated("trained"):
+            assert replica["slots"]["step"] == STEPS and replica["states_read"]["step"] == STEPS - 1
+            assert replica["states_read"].keys() == replica["slots"].keys()
+            assert_close(replica["slots"], expected.slots, rtol=1e-3, atol=1e-4)
+            assert_close(replica["gone_on"], further.values, rtol=1e-3, atol=1e-4)
 
     def test_each_replica_keeps_its_part(self, replicated: Reports, harness: Harness) -> None:
         """It holds its bytes of parameters and optimizer state in a step, as `sharded_bytes` counts them."""
         nbytes = 3 * sum(value.nbytes for value in harness.parameter_values(started(harness)).values())
-        for each in replicated("trained"):
-            _need(each["nbytes"] is not None, "sharded_bytes is not declared")
-            assert 0.4 * nbytes < each["nbytes"] <= 0.6 * nbytes
+        for replica in replicated("trained"):
+            _need(replica["nbytes"] is not None, "sharded_bytes is not declared")
+            assert 0.4 * nbytes < replica["nbytes"] <= 0.6 * nbytes
 
     def test_nodes_that_stay_whole_train_like_one_program(self, replicated: Reports, harness: Harness) -> None:
         """If parameters are kept whole next to sharded ones, gradients are of all, norms count each once, and values
@@ -142,12 +144,12 @@ class ReplicaTests(Subject):
         """
         expected = whole(harness)
         nbytes = 3 * sum(value.nbytes for value in expected.values.values())
-        for each in replicated("kept_whole"):
-            assert each["reason"] == ""
-            np.testing.assert_allclose([step["square"] for step in each["steps"]], expected.squares, rtol=1e-4)
-            assert_close(each["values"], expected.values, rtol=1e-3, atol=1e-4)
-            assert_close(each["slots"], expected.slots, rtol=1e-3, atol=1e-4)
-            assert each["nbytes"] is None or each["nbytes"] >= nbytes
+        for replica in replicated("kept_whole"):
+            assert replica["reason"] == ""
+            np.testing.assert_allclose([step["square"] for step in replica["steps"]], expected.squares, rtol=1e-4)
+            assert_close(replica["values"], expected.values, rtol=1e-3, atol=1e-4)
+            assert_close(replica["slots"], expected.slots, rtol=1e-3, atol=1e-4)
+            assert replica["nbytes"] is None or replica["nbytes"] >= nbytes
 
     def test_parts_of_a_step_add_up(self, replicated: Reports, harness: Harness) -> None:
         """In a step of several parts, gradients are those of its means, over the rows of all replicas."""
@@ -155,12 +157,12 @@ class ReplicaTests(Subject):
         program = harness.build(model, optimizer=ADAM, compile="off")
         harness.train(program, EVEN, 1)
         program.close()
-        for each in replicated("in_parts"):
-            assert_close(each["values"], harness.parameter_values(model), rtol=1e-3, atol=1e-4)
+        for replica in replicated("in_parts"):
+            assert_close(replica["values"], harness.parameter_values(model), rtol=1e-3, atol=1e-4)
 
     def test_an_abandoned_replica_waits_for_nobody(self, replicated: Reports) -> None:
         """After `abandon`, `close` exchanges nothing: the others may wait elsewhere."""
-        assert [each["alone"] for each in replicated("abandoned")] == [True, True]
+        assert [replica["alone"] for replica in replicated("abandoned")] == [True, True]
 
 
 def reports(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -168,7 +170,7 @@ def reports(folder: Path, name: str) -> list[dict[str, Any]]:
     declared = json.loads(report_path(folder, DECLARED, 0).read_text())["names"]
     _need(name in declared, f"the backend does not declare what {name!r} needs")
     every = [json.loads(report_path(folder, name, rank).read_text()) for rank in range(SIZE)]
-    errors = [each["error"] for each in every if "error" in each]
+    errors = [replica["error"] for replica in every if "error" in replica]
     assert not errors, errors
     return every
 

@@ -92,12 +92,12 @@ class SegmentTests(Subject):
     ) -> None:
         """It keeps its values bit for bit, and operations before it are trained through it."""
         both = (harness.prepare_model(model), harness.prepare_model(model, seed=8))
-        before = [harness.compute.state(each) for each in both]
+        before = [harness.compute.state(model) for model in both]
         program = harness.compute.build(chain(harness, *both, trainable))
         harness.forward_backward(program, chain_inputs(harness))
         program.optimizer_step()
         states = program.close()
-        after = [harness.compute.state(each) for each in both]
+        after = [harness.compute.state(model) for model in both]
         frozen, trained = (0, 1) if trainable[1] else (1, 0)
         assert_equal(after[frozen], before[frozen])
         assert any((after[trained][name] != value).any() for name, value in before[trained].items())
@@ -168,8 +168,8 @@ class SegmentTests(Subject):
         segment = replace(harness.segment(prepared), compile="off")
         own = replace(segment, losses=(replace(segment.losses[0], loss=Loss(custom_loss)),))
         losses, gradients = [], []
-        for each in (segment, own):
-            program = harness.compute.build(each)
+        for variant in (segment, own):
+            program = harness.compute.build(variant)
             loss = harness.forward_backward(program, harness.inputs(BATCH))[LOSS]
             losses.append([harness.mean_loss(loss), float(harness.to_numpy(loss[1]))])
             gradients.append(harness.gradients(program))
@@ -266,7 +266,7 @@ class SegmentTests(Subject):
         slow = Optimizer("sgd", lr=0.01)
         groups = (ParameterGroup("a", SGD, ("first",)), ParameterGroup("b", slow, ("second",)))
         program = harness.compute.build(replace(segment, groups=groups))
-        start = [harness.parameter_values(each) for each in (first, second)]
+        start = [harness.parameter_values(model) for model in (first, second)]
         harness.forward_backward(program, chain_inputs(harness))
         gradients = harness.gradients(program)
         stats = program.grad_stats()

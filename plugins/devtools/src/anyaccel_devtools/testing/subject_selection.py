@@ -38,7 +38,7 @@ def select_subject(plugin: str, index: int, subject: str, device: str) -> type[S
     Raises:
         PluginError: the published object is not a Subject.
     """
-    backend = next(each for each in registry().plugins if each.name == plugin).backends[index]
+    backend = next(candidate for candidate in registry().plugins if candidate.name == plugin).backends[index]
     body: dict[str, Any] = {"__module__": __name__, "__doc__": f"The plugin {plugin}, selected by name."}
     base = _resolve(subject or NUMPY_SUBJECT) if subject or plugin == BUILT_IN else DerivedSubject
     if not subject:

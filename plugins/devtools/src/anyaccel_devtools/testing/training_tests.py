@@ -214,8 +214,8 @@ class LifecycleTests(Subject):
         prepared = harness.prepare_model(model)
         clone = harness.clone_model(model, prepared)
         program, other = harness.build(prepared), harness.build(clone)
-        for each in (program, other):
-            harness.train(each, BATCH, 1)
+        for running in (program, other):
+            harness.train(running, BATCH, 1)
         program.sync_models()
         other.close()
         assert_equal(harness.compute.state(prepared), harness.compute.state(clone))

@@ -24,14 +24,16 @@ class TransferTests(Subject):
         """The report has the device, and all of its bytes."""
         told = _told(exchange, lambda: exchange.from_host(ROWS, device))
         if device.kind != "cpu":
-            assert [(each.kind, each.target, each.nbytes) for each in told] == [("host to device", device, ROWS.nbytes)]
+            assert [(transfer.kind, transfer.target, transfer.nbytes) for transfer in told] == [
+                ("host to device", device, ROWS.nbytes)
+            ]
 
     def test_a_copy_to_the_host_is_told_once(self, exchange: Exchange, device: Device) -> None:
         """The report has the device, all of its bytes, and that the host waits."""
         tensor = exchange.from_host(ROWS, device)
         told = _told(exchange, lambda: exchange.to_host(tensor))
         if device.kind != "cpu":
-            assert [(each.kind, each.source, each.nbytes, each.waits) for each in told] == [
+            assert [(transfer.kind, transfer.source, transfer.nbytes, transfer.waits) for transfer in told] == [
                 ("device to host", device, ROWS.nbytes, True)
             ]
 
@@ -49,7 +51,7 @@ class TransferTests(Subject):
             thread.start()
             thread.join()
 
-        told = [each.nbytes for each in _told(exchange, load)]
+        told = [transfer.nbytes for transfer in _told(exchange, load)]
         assert told == [ROWS.nbytes] or (device.kind == "cpu" and not told)
 
     def test_nothing_is_told_afterwards(self, exchange: Exchange, device: Device) -> None:

@@ -67,7 +67,7 @@ class WeightFileTests(Subject):
         files = weight_files(harness)
         for path in paths(files, tmp_path):
             files.write_weights(path, ARRAYS)
-            assert [each.name for each in path.parent.iterdir()] == [path.name]
+            assert [entry.name for entry in path.parent.iterdir()] == [path.name]
             read = files.read_weights(path)
             assert {name: (array.dtype, array.shape) for name, array in read.items()} == {
                 name: (array.dtype, array.shape) for name, array in ARRAYS.items()

@@ -109,8 +109,8 @@ class WeightedLossTests(Subject):
         target = target_of(case).copy()
         target[WEIGHTS["rows"] == 0] = np.nan
         results = []
-        for each in (target_of(case), target):
-            losses = harness.forward_backward(program, inputs_of(harness, case, each))
+        for values in (target_of(case), target):
+            losses = harness.forward_backward(program, inputs_of(harness, case, values))
             results.append([np.array(harness.mean_loss(losses[LOSS])), *harness.gradients(program)])
             program.zero_grad()
         for known, unknown in zip(*results, strict=True):
@@ -166,7 +166,7 @@ def positions(harness: Harness, make: Make, case: Case) -> tuple[Segment, list[A
     segment = Segment(
         label="segment",
         operations=(operation,),
-        inputs={name: (each, harness.device) for name, each in inputs.items()},
+        inputs={name: (tensor, harness.device) for name, tensor in inputs.items()},
         outputs=("y",),
         needs_pullback=("x",),
     )

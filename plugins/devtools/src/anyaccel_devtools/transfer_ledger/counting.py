@@ -287,7 +287,7 @@ class Ledger:
             available = ", ".join(map(repr, TRANSFER_KINDS))
             problem = f"totals({kind!r:.80}) is not a kind of transfer"
             raise ConfigError(problem, available=available, hint="use one of these, or no argument for all")
-        return _sum([each for each in self._rows() if kind in (None, each.kind)])
+        return _sum([entry for entry in self._rows() if kind in (None, entry.kind)])
 
     def by(self, key: Key) -> dict[str, Totals]:
         """Return sums by `"kind"`, `"node"`, `"edge"`, `"phase"`, `"line"`, or another attribute of the rows.
@@ -306,8 +306,8 @@ class Ledger:
             problem = f"by({key!r:.80}): rows of a ledger have no such key"
             raise ConfigError(problem, available=", ".join(map(repr, KEYS)), hint="write by('line')")
         groups: dict[str, list[LedgerRow]] = {}
-        for each in self._rows():
-            groups.setdefault(getattr(each, key), []).append(each)
+        for entry in self._rows():
+            groups.setdefault(getattr(entry, key), []).append(entry)
         return {name: _sum(rows) for name, rows in groups.items()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -316,7 +316,7 @@ class Ledger:
         return {
             "schema": _SCHEMA,
             "totals": asdict(_sum(rows)),
-            "rows": [asdict(each) for each in rows],
+            "rows": [asdict(entry) for entry in rows],
             "not_covered": list(self.not_covered),
         }
 
@@ -329,9 +329,9 @@ class Ledger:
         shown = Table(title=self._title(), title_justify="left", box=None, pad_edge=False)
         for name in _HEAD:
             shown.add_column(name, justify="right" if name in ("times", "bytes", "waits") else "left", overflow="fold")
-        for each in self._rows():
-            shown.add_row(*(Text(cell) for cell in _cells(each)))
-        shown.caption = "\n".join(f"not covered: {each}" for each in self.not_covered) or None
+        for entry in self._rows():
+            shown.add_row(*(Text(cell) for cell in _cells(entry)))
+        shown.caption = "\n".join(f"not covered: {gap}" for gap in self.not_covered) or None
         shown.caption_justify = "left"
         return shown
 
@@ -352,7 +352,7 @@ class Ledger:
             "Ledger",
             self._title(),
             table(_HEAD, self.rows, _html_row),
-            *(line("not covered: ", faint(each)) for each in self.not_covered),
+            *(line("not covered: ", faint(gap)) for gap in self.not_covered),
         )
 
     def _title(self) -> str:
@@ -362,9 +362,9 @@ class Ledger:
 
 def _sum(rows: Sequence[LedgerRow]) -> Totals:
     return Totals(
-        transfers=sum(each.number for each in rows if each.kind != "wait"),
-        nbytes=sum(each.nbytes for each in rows),
-        waits=sum(each.waits for each in rows),
+        transfers=sum(entry.number for entry in rows if entry.kind != "wait"),
+        nbytes=sum(entry.nbytes for entry in rows),
+        waits=sum(entry.waits for entry in rows),
     )
 
 
@@ -422,7 +422,7 @@ class Observation:
             yield
         finally:
             with self._lock:
-                self._listeners = tuple(each for each in self._listeners if each is not listener)
+                self._listeners = tuple(other for other in self._listeners if other is not listener)
                 if not self._listeners:
                     self._observed, self._movers = set(), {}
                     self._installed.close()
@@ -451,9 +451,9 @@ class Observation:
         Without `observed_too`, this is only about frameworks that are not observed at all.
         """
         wanted = None if frameworks is None else set(frameworks)
-        chosen = [each for each in registry().backends if wanted is None or each.framework in wanted]
+        chosen = [backend for backend in registry().backends if wanted is None or backend.framework in wanted]
         if not observed_too:
-            chosen = [each for each in chosen if id(each) not in self._observed]
+            chosen = [backend for backend in chosen if id(backend) not in self._observed]
         return list(dict.fromkeys(text for backend in chosen if _is_used(backend) for text in self._unseen(backend)))
 
     def _unseen(self, backend: Backend) -> list[str]:

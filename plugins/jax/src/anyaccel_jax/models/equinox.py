@@ -52,8 +52,8 @@ class Equinox(Model):
             module, state = _with_state(module)
         arrays, self._static = eqx.partition(module, eqx.is_array)
         self._arrays, self._state = NamedTree(arrays), None if state is None else NamedTree(state)
-        own = {name: copy_array(leaf) for name, leaf in named_leaves(arrays).items()}
-        self.parameters, self.buffers = split_floating(own)
+        copied = {name: copy_array(leaf) for name, leaf in named_leaves(arrays).items()}
+        self.parameters, self.buffers = split_floating(copied)
         if self._state is not None:
             self.buffers.update({_STATE + name: copy_array(leaf) for name, leaf in named_leaves(state).items()})
 

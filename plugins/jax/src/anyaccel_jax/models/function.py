@@ -92,7 +92,7 @@ class Function(Model):
         """Haiku models with state, where the function does not give it back."""
         if self._state is not None:
             return ""
-        held = next((each for each in _held(self._apply) if _has_haiku_state(each)), None)
+        held = next((held for held in _held(self._apply) if _has_haiku_state(held)), None)
         if held is None:
             return ""
         way = "pass the state: Function(apply, parameters, state=state) calls apply(parameters, state, *inputs)"

@@ -151,12 +151,12 @@ def _does_not_fit(problem: Problem, offload: str, tiers: list[OffloadTier]) -> O
     """Return the error with the required and the available memory."""
     need = problem.resident.min(axis=0)
     whole = float(need.sum()) + float(problem.ties.nbytes.sum())
-    rooms = [f"{each.name} {size(int(each.usable))}" for each in problem.devices if np.isfinite(each.usable)]
+    rooms = [f"{device.name} {size(int(device.usable))}" for device in problem.devices if np.isfinite(device.usable)]
     largest = int(np.argmax(need + problem.transient.min(axis=0)))
     name = problem.blocks[problem.units[largest][0]].name
     others = " and others" if len(problem.units[largest]) > 1 else ""
     least = size(int(need[largest] + problem.transient[:, largest].min()))
-    enough = whole <= sum(each.usable for each in problem.devices)
+    enough = whole <= sum(device.usable for device in problem.devices)
     divided = "; their total would fit, but no split was found" if enough else ""
     shown = rooms[:8] + ([f"and {len(rooms) - 8} more devices"] if len(rooms) > 8 else [])
     shown += [f"tier {tier.name} {size(tier.memory)}" for tier in tiers if tier.memory is not None]
@@ -217,19 +217,19 @@ def _categories(problem: Problem, made: Streamed, d: int, total: float) -> dict[
     """Return bytes by category; `rounding` is the part that an allocator adds."""
     here = made.assignment[problem.unit_of] == d
     away = np.isin(problem.unit_of, list(made.tier))
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for name in CATEGORIES:
         if name == "tied":
             hits = problem.ties.hits(made.assignment, len(problem.devices))[:, d]
-            found[name] = int(problem.ties.nbytes @ hits)
+            totals[name] = int(problem.ties.nbytes @ hits)
             continue
         leaves = name in (*problem.streamed, "gradients", "optimizer")
         values = problem.block_bytes[name][here & ~away if leaves else here]
         one = name == "activations" and not problem.settings.training
-        found[name] = int(values.max(initial=0) if one else values.sum())
-    found["staging"] = int(made.staging(problem)[d])
-    found["rounding"] = round(total) - sum(found.values())
-    return found
+        totals[name] = int(values.max(initial=0) if one else values.sum())
+    totals["staging"] = int(made.staging(problem)[d])
+    totals["rounding"] = round(total) - sum(totals.values())
+    return totals
 
 
 def _reason(problem: Problem, made: Streamed, d: int, objective: str) -> str:
@@ -332,7 +332,7 @@ class BlockPlan:
         """
         values = _record(cls, "plan", given)
         listed = check(ConfigError, "plan: ", "devices", values["devices"], _is_list, "a list", [])
-        shares = [_record(DeviceShare, f"plan: device {i}", each) for i, each in enumerate(listed)]
+        shares = [_record(DeviceShare, f"plan: device {i}", entry) for i, entry in enumerate(listed)]
         made = [DeviceShare(**{**share, "blocks": tuple(share["blocks"])}) for share in shares]
         return cls(**{**values, "devices": tuple(made), "notes": tuple(values["notes"])})
 
@@ -374,10 +374,10 @@ def _is_field(kind: str, value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if kind.startswith("tuple"):
-        return isinstance(value, list) and ("Share" in kind or all(isinstance(each, str) for each in value))
+        return isinstance(value, list) and ("Share" in kind or all(isinstance(item, str) for item in value))
     if kind.startswith("Mapping"):
         inner = str if kind.endswith("str]") else int
-        fits = (isinstance(key, str) and isinstance(each, inner) for key, each in value.items())
+        fits = (isinstance(key, str) and isinstance(item, inner) for key, item in value.items())
         return isinstance(value, dict) and all(fits)
     plain = {"str": isinstance(value, str), "float": number, "int": whole, "bool": isinstance(value, bool)}
     return plain.get(kind, value is None or whole)
@@ -385,7 +385,7 @@ def _is_field(kind: str, value: Any) -> bool:
 
 def _record(kind: type, where: str, given: Any) -> dict[str, Any]:
     """Return the fields of a record, after checking that all exist and have their types."""
-    names = {each.name: str(each.type) for each in fields(kind)}
+    names = {attribute.name: str(attribute.type) for attribute in fields(kind)}
     wanted = f"a dict with {', '.join(names)}, as returned by to_dict"
     fits = lambda it: isinstance(it, Mapping) and set(it) == set(names)  # noqa: E731
     check(ConfigError, "", where, given, fits, wanted, "plan.to_dict()")

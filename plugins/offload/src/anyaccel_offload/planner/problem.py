@@ -73,8 +73,10 @@ class Problem:
         models = list(dict.fromkeys(device.model for device in devices))
         self.device_class: Ints = np.array([models.index(device.model) for device in devices], dtype=np.int64)
         self.classes = [devices[int(np.argmax(self.device_class == c))] for c in range(len(models))]
-        self.capacity: Floats = np.array([each.usable for each in self.classes])
-        self.per_byte: Floats = np.array([1 / each.link if each.link else 0.0 for each in self.classes])
+        self.capacity: Floats = np.array([device_class.usable for device_class in self.classes])
+        self.per_byte: Floats = np.array(
+            [1 / device_class.link if device_class.link else 0.0 for device_class in self.classes]
+        )
         self.tensors = _tensors(blocks, edges, self.index, self.unit_of)
         ends = [(self.unit_of[self.index[it.source]], self.unit_of[self.index[it.target]]) for it in edges]
         pairs = sorted({(min(a, b), max(a, b)) for a, b in ends if a != b})
@@ -115,8 +117,11 @@ class Problem:
         """
         if self.estimated:
             weights = sum(self.block_bytes[name] for name in WEIGHTS) / ASSUMED_BANDWIDTH
-            return np.array([self._of_units(weights / each.rate) for each in self.classes])
-        times = [[block.seconds_on(each.kind) / each.rate for block in self.blocks] for each in self.classes]
+            return np.array([self._of_units(weights / device_class.rate) for device_class in self.classes])
+        times = [
+            [block.seconds_on(device_class.kind) / device_class.rate for block in self.blocks]
+            for device_class in self.classes
+        ]
         return np.array([self._of_units(row) for row in times])
 
     @cached_property
@@ -124,15 +129,17 @@ class Problem:
         """Bytes of each unit that stay during a step, [classes, units]; in training with its activations."""
         kept = [name for name in CATEGORIES if name not in ("tied", "activations")]
         kept += ["activations"] * self.settings.training
-        return np.array([self._of_units(sum(self.rounded(name, each) for name in kept)) for each in self.classes])
+        return np.array(
+            [self._of_units(sum(self.rounded(name, device_class) for name in kept)) for device_class in self.classes]
+        )
 
     @cached_property
     def transient(self) -> Floats:
         """Bytes of each unit, [classes, units], that are freed after computing it: its largest block; 0 in training."""
         made = np.zeros((len(self.classes), len(self.units)))
         if not self.settings.training:
-            for c, each in enumerate(self.classes):
-                np.maximum.at(made[c], self.unit_of, self.rounded("activations", each))
+            for c, device_class in enumerate(self.classes):
+                np.maximum.at(made[c], self.unit_of, self.rounded("activations", device_class))
         return made
 
     @property
@@ -156,7 +163,9 @@ class Problem:
         return self._rounded_sum((*self.streamed, "gradients", "optimizer"))
 
     def _rounded_sum(self, names: Sequence[str]) -> Floats:
-        return np.array([self._of_units(sum(self.rounded(name, each) for name in names)) for each in self.classes])
+        return np.array(
+            [self._of_units(sum(self.rounded(name, device_class) for name in names)) for device_class in self.classes]
+        )
 
     # -- figures of an assignment: the device of each unit -----------------------------------------------------------
 

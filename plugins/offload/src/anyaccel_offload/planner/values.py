@@ -15,8 +15,8 @@ MOST_BYTES = 2**60
 
 def nbytes(where: str, name: str, value: Any) -> int:
     """Return a number of bytes, at most an exbibyte."""
-    found = integer(ConfigError, where, name, value, 0, 1024)
-    return int(check(ConfigError, where, name, found, lambda it: it <= MOST_BYTES, "at most 2**60 bytes", 1024))
+    result = integer(ConfigError, where, name, value, 0, 1024)
+    return int(check(ConfigError, where, name, result, lambda it: it <= MOST_BYTES, "at most 2**60 bytes", 1024))
 
 
 def positive(where: str, name: str, value: Any) -> float:
@@ -227,9 +227,9 @@ def memory_size(error: type[AnyaccelError], where: str, name: str, value: Any) -
     digits = value.strip().rstrip("abikmgtABIKMGT").strip()
     unit = _UNITS.get(value.strip()[len(digits) :].strip().upper())
     try:
-        found = int(float(digits) * unit)  # type: ignore[operator]
+        result = int(float(digits) * unit)  # type: ignore[operator]
     except (TypeError, ValueError, OverflowError):
-        found = -1
-    if found < 0:
+        result = -1
+    if result < 0:
         raise error(f"{where}{name}={value!r} is not a size", hint="write bytes, or '20GiB' or '500MB'")
-    return found
+    return result

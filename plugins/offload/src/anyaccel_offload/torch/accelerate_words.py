@@ -66,7 +66,7 @@ def takes_accelerates(function: Callable[_Arguments, _Value]) -> Callable[_Argum
 
     @functools.wraps(function)
     def taking(*args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Value:
-        for name in [each for each in keywords if each not in known]:
+        for name in [keyword for keyword in keywords if keyword not in known]:
             if name in IGNORED:
                 del keywords[name]
             elif name in RENAMED and RENAMED[name] in known:

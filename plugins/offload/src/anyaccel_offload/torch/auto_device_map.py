@@ -186,7 +186,7 @@ def planned_map(
     blocks = _blocks(model, names, dtype, special or {})
     if not memory:  # all blocks compute on the CPU
         memory, cpu = {"cpu": cpu}, 0
-    there = [torch.device(each) for each in memory]
+    there = [torch.device(key) for key in memory]
     measure = are_here(there)
     # Devices for the planner, with rates measured on this machine or known by their names.
     devices = [
@@ -233,7 +233,7 @@ def check_names(name: str, given: Any) -> tuple[str, ...]:
     Raises:
         ConfigError: The value is not a list of names.
     """
-    fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
+    fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
     return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['Layer']"))
 
 
@@ -282,13 +282,13 @@ def _remaining(model: nn.Module, made: Mapping[str, Any], plan: BlockPlan) -> di
     """Return entries for tensors outside of all blocks, and for other names of those inside: they stay on a device."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     known = {id(tensor): made[block] for name, tensor in named if (block := block_around(name, made)) is not None}
-    found = {}
+    blocks = {}
     for name, tensor in named:
         if block_around(name, made) is None:
             prefix = name.rpartition(".")[0]
-            inside = next((each for each in made if each.startswith(f"{prefix}." if prefix else "")), next(iter(made)))
-            found[name] = known.get(id(tensor), plan.device_map[inside])
-    return found
+            inside = next((name for name in made if name.startswith(f"{prefix}." if prefix else "")), next(iter(made)))
+            blocks[name] = known.get(id(tensor), plan.device_map[inside])
+    return blocks
 
 
 def _nbytes(tensor: Tensor, dtype: torch.dtype | None) -> int:

@@ -112,7 +112,7 @@ def checked_names(where: str, name: str, given: Any) -> tuple[str, ...]:
         ConfigError: The values are not names.
     """
     given = (given,) if isinstance(given, str) and given else given
-    fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
+    fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
     return tuple(check(ConfigError, where, name, () if given is None else given, fits, "a list of names", "['mask']"))
 
 

@@ -301,7 +301,7 @@ def _planned(
 
 
 def _is_safetensors(where: str, checkpoint: Any) -> bool:
-    return all(isinstance(each, FileTensor) for each in open_checkpoint(where, checkpoint).values())
+    return all(isinstance(entry, FileTensor) for entry in open_checkpoint(where, checkpoint).values())
 
 
 def put_blocks(

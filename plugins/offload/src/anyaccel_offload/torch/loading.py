@@ -125,7 +125,7 @@ def _checked(model: Any, keep_in_fp32: Any, strict: Any) -> tuple[str, ...]:
 
 
 def _names(name: str, given: Any) -> tuple[str, ...]:
-    fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
+    fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
     return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['norm']") or ())
 
 

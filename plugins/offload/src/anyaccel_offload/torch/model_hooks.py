@@ -203,11 +203,11 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
     """
     where = "remove_hook_from_module: "
     check(ConfigError, where, "module", module, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
-    for each in list(module.modules()) if flag(ConfigError, where, "recurse", recurse) else [module]:
-        attached = _attached.pop(each, None)
+    for part in list(module.modules()) if flag(ConfigError, where, "recurse", recurse) else [module]:
+        attached = _attached.pop(part, None)
         if attached is not None:
             attached.detach()
-            attached.hook.detach_hook(each)
+            attached.hook.detach_hook(part)
     return module
 
 

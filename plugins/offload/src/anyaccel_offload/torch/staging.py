@@ -188,7 +188,7 @@ class Staging:
         """Return whether a pass can enter a block now: memory is limited, and with gradients a block has one user."""
         if block.users:
             return not (grad or block.training)
-        others = sum(each.nbytes for each in self._using)
+        others = sum(block.nbytes for block in self._using)
         return bool(run.visits) or not others or others + block.nbytes <= self.capacity
 
     def _tensors(self, block: StreamedBlock, staged: Staged, run: ForwardPass, grad: bool) -> list[Tensor]:

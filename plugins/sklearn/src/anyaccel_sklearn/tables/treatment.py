@@ -103,8 +103,8 @@ class TableTreatment(TableTransform):
     @property
     def cardinalities(self) -> tuple[int, ...]:
         """Number of codes of each code column; code 0 means missing or unknown."""
-        known = [] if self.ordinal_encoder is None else self.ordinal_encoder.categories_
-        return tuple(1 + sum(value == value for value in values.tolist()) for values in known)  # NaN is missing
+        categories = [] if self.ordinal_encoder is None else self.ordinal_encoder.categories_
+        return tuple(1 + sum(value == value for value in values.tolist()) for values in categories)  # NaN is missing
 
     def fit_table(self, table: Any, rows: np.ndarray) -> np.ndarray:
         """Fit to the training rows, and transform all rows; encodings of training rows come from other folds."""

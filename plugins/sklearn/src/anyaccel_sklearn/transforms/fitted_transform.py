@@ -65,7 +65,7 @@ class FittedTransform:
 
     def is_like(self, other: FittedTransform) -> bool:
         """Return whether another transform does the same: it is this one, or has an equal state and columns."""
-        own, others = ((each.columns, each.results, each.shapes, each.result_shapes) for each in (self, other))
+        own, others = ((side.columns, side.results, side.shapes, side.result_shapes) for side in (self, other))
         return own == others and same_state(self.transform, other.transform)
 
     def get_config(self, arrays: dict[str, np.ndarray], prefix: str) -> dict[str, Any]:

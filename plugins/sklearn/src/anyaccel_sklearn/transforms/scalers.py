@@ -25,7 +25,7 @@ def scaler_of(given: Any) -> Any:
     """
     if not isinstance(given, str):
         return given
-    name = {own: short for short, own in SCALERS.items()}.get(given, given)
+    name = {name: short for short, name in SCALERS.items()}.get(given, given)
     if name not in SCALERS:
         hint = did_you_mean(given, SCALERS, "write scaler='standard'")
         raise PhaseError(f"fit: there is no scaler {given!r}", available=", ".join(SCALERS), hint=hint)

@@ -64,7 +64,7 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str]
         problem = f"{what} chooses columns by name, but it gets an array [n, {x.shape[1]}], which has no names"
         raise TransformError(problem, hint=by_position(names, columns))
     try:
-        own = copy.deepcopy(transform)
+        copied = copy.deepcopy(transform)
     except ENVIRONMENT_ERRORS as error:
         error.add_note(f"raised by {what}")
         raise
@@ -75,7 +75,7 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str]
             hint="pass a transform that copy.deepcopy can copy",
         ) from error
     try:
-        own.fit(x)
+        copied.fit(x)
     except TransformError as error:
         raise _with_columns(what, error) from None
     except ENVIRONMENT_ERRORS as error:
@@ -87,7 +87,7 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str]
             cause=f"it was called with fit(X) alone, X {list(x.shape)} of {x.dtype}",
             hint="choose compatible columns, or another transform",
         ) from error
-    return own
+    return copied
 
 
 def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str) -> np.ndarray:

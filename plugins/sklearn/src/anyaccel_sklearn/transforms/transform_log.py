@@ -108,7 +108,7 @@ class TransformLog(Transforms):
 
 def log_of(applied: Log) -> Transforms:
     """Return the log of applied transforms."""
-    return TransformLog(tuple(each.fitted for each in applied), applied) if applied else Transforms()
+    return TransformLog(tuple(transform.fitted for transform in applied), applied) if applied else Transforms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,19 +138,19 @@ def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
     """Return a fitted copy of a transform, and its output for all rows of a table."""
     names, what = request.columns, request.what
     if isinstance(request.transform, TableTransform):
-        own = copy.deepcopy(request.transform)
-        output = own.fit_table(table.select(list(names)), request.fit_rows)
+        copied = copy.deepcopy(request.transform)
+        output = copied.fit_table(table.select(list(names)), request.fit_rows)
     else:
         x = _matrix(table, names, request.transform)
-        own = fitted_copy(request.transform, x[request.fit_rows], what, request.columns)
-        output = transformed(own, x, _owners(table, names), what)
+        copied = fitted_copy(request.transform, x[request.fit_rows], what, request.columns)
+        output = transformed(copied, x, _owners(table, names), what)
     shapes = tuple(_sample_shape(table, name) for name in names)
     results, result_shapes = result_layout(names, shapes, output.shape[1], request.into, what)
-    if isinstance(own, TableTransform):
+    if isinstance(copied, TableTransform):
         result_shapes = ((output.shape[1],),)  # even a matrix of one column
     roles = {request.role} if request.role else {read_roles("", table.schema)[name] for name in names}
     fitted = FittedTransform(
-        transform=own,
+        transform=copied,
         columns=names,
         results=results,
         fit_on=request.fit_on,

@@ -88,7 +88,7 @@ def observe_step(request: CompileRequest, values: Sequence[Tensor]) -> StepEffec
     if any(grad is not None and grad.is_sparse for grad in grads):
         raise CompileError("gradients are sparse", hint="create the embedding with sparse=False")
     return StepEffects(
-        reached=frozenset(id(each) for each, grad in zip(trained, grads, strict=True) if grad is not None),
+        reached=frozenset(id(parameter) for parameter, grad in zip(trained, grads, strict=True) if grad is not None),
         roots=roots,
         buffers=_changed_buffers(module, before),
         mutated=tuple(i for i, value in enumerate(inputs) if value._version),  # noqa: SLF001

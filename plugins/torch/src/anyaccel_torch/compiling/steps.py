@@ -500,7 +500,7 @@ def _representatives(keys: dict[nn.Parameter, RuleKey]) -> list[tuple[int, nn.Pa
     first: dict[RuleKey, nn.Parameter] = {}
     for parameter, key in keys.items():
         first.setdefault(key, parameter)
-    return [(group, parameter, steps - own) for (group, steps, own, _), parameter in first.items()]
+    return [(group, parameter, steps - done) for (group, steps, done, _), parameter in first.items()]
 
 
 def _blocks(keys: dict[nn.Parameter, RuleKey]) -> list[list[nn.Parameter]]:

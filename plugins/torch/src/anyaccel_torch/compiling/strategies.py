@@ -141,8 +141,8 @@ def recomputing(function: StepFunction, forwards: Sequence[ReplacedForwards]) ->
 
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
         with ExitStack() as stack:
-            for each in forwards:
-                stack.enter_context(each.active())
+            for forward in forwards:
+                stack.enter_context(forward.active())
             return function(module, state, xs)
 
     return steps if forwards else function

@@ -118,7 +118,7 @@ def _locate(cls: type[Backend], module: str) -> BaseBackend:
     if cls.__module__.partition(".")[0] == "anyaccel":
         return BaseBackend(cls=cls, module=_public_module(cls))
     for plugin in registry().plugins:
-        backend = next((each for each in plugin.backends if type(each) is cls), None)
+        backend = next((candidate for candidate in plugin.backends if type(candidate) is cls), None)
         if backend is not None:
             return BaseBackend(
                 cls=cls,
@@ -137,5 +137,7 @@ def served_kinds(base: BaseBackend) -> tuple[str, ...]:
     """Return the kinds of device that installed plugins support for the base's framework."""
     kinds = list(base.cls.kinds)
     for plugin in () if base.is_built_in else registry().plugins:
-        kinds += [kind for each in plugin.backends if each.framework == base.cls.framework for kind in each.kinds]
+        kinds += [
+            kind for backend in plugin.backends if backend.framework == base.cls.framework for kind in backend.kinds
+        ]
     return tuple(dict.fromkeys(kinds))
