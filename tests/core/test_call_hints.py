@@ -104,12 +104,12 @@ def fitted(optimizer):
         ),
         (
             lambda: aa.fit(aa.SequentialMLP(1), X, X[:, 0], loss="mse"),
-            r"^fit: too many positional arguments\. Hint: give x and y as a pair: \(x, y\)\.",
+            r"^fit: too many positional arguments\. Hint: pass x and y as a pair: \(x, y\)\.",
             lambda: aa.fit(aa.SequentialMLP(1), (X, X[:, 0]), loss="mse", progress="none"),
         ),
         (
             lambda: aa.fit(aa.SequentialMLP(1), x=X, y=X[:, 0], loss="mse"),
-            r"^fit has no argument 'x'\. Hint: give x and y as a pair: \(x, y\)\.",
+            r"^fit has no argument 'x'\. Hint: pass x and y as a pair: \(x, y\)\.",
             lambda: aa.fit(aa.SequentialMLP(1), (X, X[:, 0]), loss="mse", progress="none"),
         ),
         (

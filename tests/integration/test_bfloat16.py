@@ -133,6 +133,7 @@ def in_float64(loss: str, outputs: np.ndarray, targets: np.ndarray) -> float:
     return float(((outputs - wanted) ** 2).mean() if loss == "mse" else np.abs(outputs - wanted).mean())
 
 
+@pytest.mark.filterwarnings("ignore:.*are float16, in which:anyaccel.errors.NaNWarning")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("loss", TARGETS)
 def test_losses_of_outputs_in_16_bits_are_computed_and_averaged_in_float32(

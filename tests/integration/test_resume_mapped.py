@@ -184,7 +184,7 @@ def scaled(name: str, array: np.ndarray) -> np.ndarray:
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no names": (
         {},
-        r"'net' was torch and is jax, and the state does not fit node 'net': missing: .*layers.0.kernel.*; unexpected: "
+        r"'net' was torch and is now jax, and the state does not fit node 'net': missing: .*layers.0.kernel.*"
         r".*1.weight.*Hint: pass it to Checkpoint\('.*', ...\): .*names=\{'IN THE STATE': 'IN THE MODEL'\}",
     ),
     "no change": (

@@ -167,7 +167,7 @@ def nan_in_row_3():
         ({"class_weights": [1, 2]}, "no weight for each of 3 classes. Available: classes in order: 'a', 'b', 'c'"),
         ({"class_weights": "even"}, "'even' is not a rule for weights"),
         ({"class_weights": 2.0}, "no weight for each of 3 classes"),
-        ({"class_weights": "balanced", "loss": "mse", "target": "p"}, "the loss 'mse', which has no classes"),
+        ({"class_weights": "balanced", "loss": "mse", "target": "p"}, "the loss 'mse' has no classes"),
         ({"sample_weight": nan_in_row_3()}, "1 weights of the data that are negative, .* in row 3: nan"),
         ({"sample_weight": -WEIGHTS - 1}, "120 weights of the data that are negative"),
         ({"sample_weight": np.zeros(N)}, "the weights of all training rows are 0"),

@@ -196,7 +196,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "NaN in an array": (
         lambda: fit((X, NAN), None, net()),
-        "'y' is NaN or infinite in 1 of 120 rows, the first is row 3",
+        "'y' is NaN or infinite in 1 of 120 rows; the first is row 3",
     ),
     # settings
     "half of all": (lambda: fit(table(), validation=1.5), r"validation=1\.5 is not a share of the rows"),
@@ -206,11 +206,11 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "other classes": (
         lambda: fit(table(), "port", validation=table(port="X")),
-        "the class 'X' was not among those fitted",
+        "the class 'X' was not among the fitted classes",
     ),
     "epochs in text": (lambda: fit(table(), epochs="10"), "epochs='10' is not an int of at least 0"),
     "lr": (lambda: fit(table(), lr=1e-3), r"no argument 'lr'. Hint: .* optimizer=Optimizer\('adam', lr=1e-3\)"),
-    "x and y": (lambda: aa.fit("mlp", X, X[:, 0]), r"give x and y as a pair: \(x, y\)"),
+    "x and y": (lambda: aa.fit("mlp", X, X[:, 0]), r"pass x and y as a pair: \(x, y\)"),
     "verbose": (lambda: fit(table(), verbose=0), "no argument 'verbose'. Hint: write progress='none'"),
     "an unknown metric": (lambda: fit(table(), validation=0.2, metrics=["acc."]), "no metric is called 'acc.'"),
     "a metric of classes": (
@@ -237,7 +237,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fit(TWO, validation="nowhere.csv"),
         "there is no file 'nowhere.csv'",
     ),
-    "groups of nothing": (lambda: fit(table(), group="port"), "group= and validation=None, but no share"),
+    "groups of nothing": (lambda: fit(table(), group="port"), "group= and validation=None, but no fraction"),
     "a loader and a size": (
         lambda: fit(LOADER, None, net(2, 2), loss="cross_entropy", batch_size=9),
         "batches of 8 rows",
@@ -250,7 +250,10 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         "cv=1 is not an int of at least 2",
     ),
     "n_splits": (lambda: aa.cross_validate("mlp", table(), target="survived", n_splits=3), "write cv=3"),
-    "a model for folds": (lambda: aa.cross_validate(net(), TWO, target="survived"), "go on learning from fold to fold"),
+    "a model for folds": (
+        lambda: aa.cross_validate(net(), TWO, target="survived"),
+        "continue learning from fold to fold",
+    ),
     # what fit returned
     "a column less": (lambda: fit(table()).predict(table().drop(columns="port")), "1 column is missing .*: 'port'"),
     "a column renamed": (
@@ -264,7 +267,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "a loader for a table": (lambda: fit(table()).predict(LOADER), "the model was trained on a table"),
     "a split with a typo": (lambda: fit(table(), validation=0.2).predict("vaidation"), "did you mean 'validation'"),
     "no target to score": (lambda: fit(table()).score(table().drop(columns="survived")), "missing .*: 'survived'"),
-    "score(x, y)": (lambda: fit(table()).score(table(), table().survived), r"give x and y as a pair: \(x, y\)"),
+    "score(x, y)": (lambda: fit(table()).score(table(), table().survived), r"pass x and y as a pair: \(x, y\)"),
     "chances of numbers": (lambda: fit(table(), "fare").predict_proba(table()), "needs outputs that are classes"),
     "no folder": (lambda: aa.load("nowhere"), "'nowhere' has no manifest.json; the folder does not exist"),
 }
@@ -326,7 +329,7 @@ WARNED: dict[str, tuple[Callable[[], Any], type[Warning], str]] = {
     "classes as floats": (
         lambda: fit(table(survived=table().survived.astype(float))),
         TableWarning,
-        "is float and has 2 different values, all whole numbers, and is trained as numbers",
+        "is float and has 2 different values, all whole numbers, and is treated as numbers",
     ),
     "one-hot targets": (
         lambda: fit((X, np.eye(2)[np.arange(N) % 2]), None, net(2, 2)),
@@ -336,7 +339,7 @@ WARNED: dict[str, tuple[Callable[[], Any], type[Warning], str]] = {
     "unseen categories and new gaps": (
         lambda: fit(table()).predict(table(port="Z", age=np.nan)),
         TableWarning,
-        r"'age' in 120; and categories that were not in training, .*'port' in 120 \('Z'\)",
+        r"'age' in 120; and categories that were not in training; .*'port' in 120 \('Z'\)",
     ),
     "a class of two rows in five folds": (
         lambda: aa.cross_validate(

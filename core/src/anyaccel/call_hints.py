@@ -90,9 +90,9 @@ _VALUES: Mapping[tuple[str, str], str] = {
     ("shuffle", "sampler"): "rows are shuffled; sampler=SimpleSampler(32) keeps their order",
     ("fp16", "precision"): "write precision='fp16-mixed'",
     ("bf16", "precision"): "write precision='bf16-mixed'",
-    ("x", "target"): "give x and y as a pair: (x, y)",
-    ("X", "target"): "give x and y as a pair: (x, y)",
-    ("report_to", "callbacks"): "give its callback, as in callbacks=[WandbLogger()]",
+    ("x", "target"): "pass x and y as a pair: (x, y)",
+    ("X", "target"): "pass x and y as a pair: (x, y)",
+    ("report_to", "callbacks"): "pass the callback of the tracker: callbacks=[...]",
 }
 """Hints for a word of other libraries and the argument that has its place, where the value is another, too."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -207,7 +207,7 @@ def _wrong_call(
         extra = args[len(positional) + is_method :]
         is_array = len(extra) == 1 and (hasattr(extra[0], "shape") or isinstance(extra[0], list))
         if positional[-1:] == ["data"] and is_array:
-            hint = "give x and y as a pair: (x, y)"
+            hint = "pass x and y as a pair: (x, y)"
         return ArgumentError(f"{name}: {reason}", available="" if len(parameters) > _MANY else available, hint=hint)
     more = ["..."] if len(needed) < len(parameters) else []
     return ArgumentError(f"{name}: {reason}", hint=f"write {name}({', '.join([*needed, *more])})")
