@@ -30,7 +30,7 @@ def experiment(name: str, **settings: Any) -> tuple[aa.Experiment, aa.EvalPhase]
 @pytest.mark.parametrize("settings", [{"device_map": {"": "cpu"}}, {"offload": "cpu"}, {"max_memory": {"cpu": "1GB"}}])
 def test_frameworks_that_cannot_divide_models_say_so(name: str, settings: dict[str, Any]) -> None:
     divided, phase = experiment(name, **settings)
-    says = f"node 'net' has a device_map, and is computed by {name}, which cannot split models"
+    says = f"node 'net' has a device_map, but is computed by {name}, which cannot split models"
     with pytest.raises(CapabilityError, match=says) as raised:
         divided.run_phase(phase)
     assert "leave device_map, max_memory and offload out" in raised.value.hint

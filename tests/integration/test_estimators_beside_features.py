@@ -19,7 +19,7 @@ def test_an_estimator_has_no_device_map() -> None:
     graph = aa.ModelGraph([aa.ModelNode("line", linear, data.reference(), device_map={"": "cpu"})])
     experiment = aa.Experiment("test", graph, progress="none")
     experiment.run_phase(aa.FitPhase("fit", data=data, nodes="line"))
-    with pytest.raises(CapabilityError, match="has a device_map, and is an estimator"):
+    with pytest.raises(CapabilityError, match="has a device_map, but is an estimator"):
         experiment.run_phase(aa.EvalPhase("eval", data=data))
 
 
@@ -40,7 +40,7 @@ def test_an_estimator_has_no_sharding() -> None:
     ]
     graph = aa.ModelGraph(nodes, "adam")
     losses = [aa.AppliedLoss("mse", on=label) for label in ("fit", "net")]
-    with pytest.raises(GraphError, match=r"node 'fit' has sharding='full', and is an estimator"):
+    with pytest.raises(GraphError, match=r"node 'fit' has sharding='full', but is an estimator"):
         aa.Experiment(graph).plan(aa.TrainPhase("train", data=ROWS, losses=losses))
 
 
