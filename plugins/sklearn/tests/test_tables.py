@@ -699,3 +699,15 @@ def test_text_for_a_model_of_ones_own_is_treated():
     np.testing.assert_array_equal(matrix(fitted), matrix(fit()))
     with pytest.raises(ColumnError, match=r"'sex', 'deck', 'cabin', 'when' are not numbers, but preprocess=None"):
         fit(model=aa.SequentialMLP(2), loss="cross_entropy", preprocess=None)
+
+
+def test_a_warning_of_a_plugin_points_at_the_line_of_the_user() -> None:
+    rows = 40
+    table = {
+        "name": [f"person {i}" for i in range(rows)],
+        "x": [float(i % 7) for i in range(rows)],
+        "y": [float(i % 3) for i in range(rows)],
+    }
+    with pytest.warns(TableWarning, match="a different value in nearly every row") as caught:
+        aa.fit("mlp", table, target="y", loss="mse", epochs=1, framework="numpy", progress="none")
+    assert {warning.filename for warning in caught if warning.category is TableWarning} == {__file__}

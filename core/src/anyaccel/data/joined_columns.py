@@ -181,7 +181,7 @@ _LINE = 64  # bytes between two rows of a block, so that they do not share place
 
 @dataclass(frozen=True)
 class ChunkedColumn:
-    """A column where it is in memory.
+    """A column in its Arrow chunks, read without a copy of the whole.
 
     Attributes:
         chunks: Arrays [m, *shape] in the order of the rows, at least one.

@@ -231,18 +231,22 @@ def _table(data: Any, names: RoleNames) -> Any:
     return dataframes.table_from_frame(LABEL, data, names)
 
 
+_PANDAS_KINDS = {
+    **dict.fromkeys((".xls", ".xlsx"), "excel"),
+    **dict.fromkeys((".json", ".jsonl"), "json"),
+    **dict.fromkeys((".feather", ".arrow"), "feather"),
+    ".orc": "orc",
+    ".dta": "stata",
+    ".html": "html",
+    ".xml": "xml",
+    ".sas7bdat": "sas",
+    ".sav": "spss",
+}
+
+
 def _pandas_reader(path: Path) -> str:
     """Return the function of pandas that reads a file with this name."""
-    kinds = {
-        ".xls": "excel",
-        ".json": "json",
-        ".feather": "feather",
-        ".arrow": "feather",
-        ".orc": "orc",
-        ".dta": "stata",
-    }
-    kinds |= {".xlsx": "excel", ".jsonl": "json", ".html": "html", ".xml": "xml", ".sas7bdat": "sas", ".sav": "spss"}
-    return f"read_{kinds.get(path.suffix.lower(), 'csv')}"
+    return f"read_{_PANDAS_KINDS.get(path.suffix.lower(), 'csv')}"
 
 
 def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:

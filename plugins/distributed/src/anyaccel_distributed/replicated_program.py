@@ -362,7 +362,7 @@ class ReplicatedProgram(Program, ScalesLosses):
             program.restore(state)
 
     def optimizer_states(self) -> dict[str, NodeState]:
-        """Return those of the first replica, like which all are."""
+        """Return the optimizer states of the first replica; those of the others are equal."""
         return self._programs[0].optimizer_states()
 
     def sync_models(self) -> None:

@@ -99,7 +99,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return TensorFlowProgram(segment, TensorFlowOps(segment, self.device_string))
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
-        """bfloat16 is the dtype of ml_dtypes.
+        """Return bfloat16 as the dtype of ml_dtypes.
 
         Raises:
             StateError: the model is not built yet.

@@ -63,7 +63,7 @@ class TorchExchange(TorchPlacement, Exchange):
             return copied_aside(host, target)
 
     def to_host(self, tensor: Any) -> np.ndarray:
-        """bfloat16 is the dtype of ml_dtypes.
+        """Return bfloat16 as the dtype of ml_dtypes.
 
         Raises:
             MoveError: an 8-bit float or a sparse layout, which NumPy does not support.

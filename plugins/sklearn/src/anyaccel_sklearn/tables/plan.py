@@ -101,8 +101,8 @@ def treatment_of(
         values = {name: shown(compute.drop_null(table.column(name))[0].as_py(), 40) for name in identifiers}
         first = [f"{name!r} (such as {value})" for name, value in values.items()]
         warnings.warn(
-            f"text columns with another value in nearly every row say nothing about new rows and are left out: "
-            f"{listed(first)}. Hint: make a feature of them before; or keep them as categories, "
+            f"text columns with a different value in nearly every row say nothing about new rows and are left out: "
+            f"{listed(first)}. Hint: derive a feature from them first; or keep them as categories, "
             f"categories={identifiers}; or leave them out yourself, drop={identifiers}",
             TableWarning,
             user_level(),
