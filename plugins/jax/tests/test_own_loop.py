@@ -486,8 +486,8 @@ def test_a_checkpoint_of_another_state(tmp_path: Path) -> None:
     for other, problem in (
         ({**parameters(), "d": jnp.ones(1)}, "'d' is only in this loop's"),
         ({"a": jnp.ones((5, 8)), "b": jnp.ones(8)}, "'c' is only in the checkpoint's state"),
-        ({**parameters(), "b": jnp.ones(9)}, r"'b' is float32\[8\] there, and float32\[9\] here"),
-        ({**parameters(), "b": jnp.ones(8, jnp.bfloat16)}, r"'b' is float32\[8\] there, and bfloat16\[8\] here"),
+        ({**parameters(), "b": jnp.ones(9)}, r"'b' is float32\[8\] there, but float32\[9\] here"),
+        ({**parameters(), "b": jnp.ones(8, jnp.bfloat16)}, r"'b' is float32\[8\] there, but bfloat16\[8\] here"),
     ):
         fresh = Loop("cpu", framework="jax")
         fresh.prepare(other)
