@@ -106,7 +106,7 @@ def test_a_class_that_cannot_save_weights_in_files_says_so(tmp_path: Path) -> No
 def test_weights_that_the_host_cannot_hold_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = disk_offload(nn.Linear(8, 8), tmp_path / "new", "cpu")
     monkeypatch.setattr("anyaccel_offload.torch.offload.host_memory", lambda: (2**30, 100))
-    with pytest.raises(OutOfMemoryError, match=r"rest in files need 288 B, and the host has 100 B.*one at a time"):
+    with pytest.raises(OutOfMemoryError, match=r"weights in files need 288 B, and the host has 100 B.*one at a time"):
         get_state_dict_offloaded_model(model)
     assert [value.clone().shape for value in model.state_dict().values()] == [(8, 8), (8,)]  # as the hint says
 

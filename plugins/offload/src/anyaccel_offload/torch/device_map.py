@@ -26,7 +26,7 @@ def device_in_map(where: str, given: Any, name: str = "device_map") -> torch.dev
         name: Name of the argument that contains it.
 
     Raises:
-        ConfigError: The value is none of these.
+        ConfigError: The value is not one of these.
     """
     if isinstance(given, str) and given == DISK:
         return DISK
