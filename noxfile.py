@@ -515,7 +515,8 @@ def models(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 def tables(session: nox.Session) -> None:
     """Six real tables in five folds beside gradient boosting and a linear model; `backend` runs two of them."""
-    install(session, *editable("torch", "sklearn"), *group("test", "guests", "torch", "tables"))
+    install(session, *group("tables"))  # two are built from sources, in isolation
+    install(session, *editable("torch", "sklearn"), *group("test", "guests", "torch"))
     env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD}
     session.run("pytest", "tests/integration/test_real_tables.py", "-rP", *spread(), *session.posargs, env=env)
 

@@ -24,7 +24,7 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 pytest.importorskip("pandas")
 pytest.importorskip("skrub", reason="needs skrub and tables, the group `tables` of pyproject.toml")
-from real_tables import (  # noqa: E402 - needs scikit-learn
+from real_tables import (
     REAL_TABLES,
     RealTable,
     folds_of,
