@@ -447,8 +447,8 @@ def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
     }
     if not settings:
         return Advice(name, NO_EFFECT, f"no framework of the graph has a setting for this; {figure}")
-    given = [callback.values for callback in phase.callbacks if isinstance(callback, FrameworkSettings)]
-    left = [name for name in sorted(settings) if not any(values.get(name) is True for values in given)]
+    settings_of_callbacks = [callback.values for callback in phase.callbacks if isinstance(callback, FrameworkSettings)]
+    left = [name for name in sorted(settings) if not any(values.get(name) is True for values in settings_of_callbacks)]
     wanted = ", ".join(f"{setting!r}: True" for setting in left)
     if not left:
         return Advice(name, DONE, figure)
