@@ -27,8 +27,8 @@ STARTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "restarted": (TORCHRUN,),
     "jax_devices": (ONE,),
 }
-# What test_own_loop_scripts.py and test_coming_from.py run.
-RUN_ELSEWHERE = ("examples/own-loop/", "examples/coming-from/")
+# What test_own_loop_scripts.py, test_coming_from.py and test_five_tasks.py run.
+RUN_ELSEWHERE = ("examples/own-loop/", "examples/coming-from/", "examples/five-tasks/")
 # Nobody is told of the usage; sockets of Ray need short paths.
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore"}
 

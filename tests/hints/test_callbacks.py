@@ -131,7 +131,7 @@ def test_checkpoints(hint: Any, tmp_path: Path, monkeypatch: Any) -> None:
         experiment().run_phase(phase)
     assert experiment().run_phase(phase, resume="auto").loss.size
     assert experiment().run_phase(train(checkpoint=Checkpoint("runs/b"))).loss.size
-    with hint("write TrainPhase(..., checkpoint=Checkpoint('runs/a'))"):
+    with hint("write checkpoint='runs/a' in fit or TrainPhase"):
         experiment().run_phase(train(), resume="auto")
     phase = TrainPhase("train", data="train", losses=[MSE], epochs=3, checkpoint=Checkpoint("runs/a"))
     assert experiment().run_phase(phase, resume="auto").loss.size

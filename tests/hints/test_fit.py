@@ -46,9 +46,9 @@ def test_words_of_others_for_what_fit_returns(hint: Any, tmp_path: Path) -> None
     with hint("see results.loss, and results.figure('val_loss')"):
         _ = model.history
     assert model.results.loss.size == model.results.figure("val_loss").size == 1
-    with hint("write graph.nodes['model'].model"):
-        _ = model.model
-    assert isinstance(model.graph.nodes["model"].model, aa.SequentialMLP)
+    with hint("write fitted.model"):
+        _ = model.module_
+    assert isinstance(model.model, aa.SequentialMLP)
     with hint("to train on, write experiment.run_phase(phase)"):
         model.fit(TABLE)
     assert model.experiment.run_phase(model.phase).loss.size

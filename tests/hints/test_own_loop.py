@@ -272,3 +272,77 @@ def test_checkpoints(hint: Any, tmp_path: Path) -> None:
     with hint("resume with Loop(framework={})"):
         folder.newest("jax")
     assert folder.newest(aa.Loop(framework="torch").framework) is not None
+
+
+def test_checkpoints_need_a_folder(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with hint("write save='runs/a'"):
+        next(loop_of().epochs(1, every=5))
+    loop = loop_of()
+    net, optimizer, loader = loop.prepare(*parts())
+    for _ in loop.epochs(1, save="runs/a", every=5):
+        for x, y in loader:
+            loop.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+    assert any((tmp_path / "runs/a").iterdir())
+
+
+def accumulated(change: Any = None, loss: Any = None) -> Any:
+    """The weights after updates over two batches of two rows, with a short last update."""
+    torch.manual_seed(0)
+    loop = loop_of(accumulate=2)
+    net, optimizer = nn.Linear(2, 2), None
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    rows = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 1, 1, 0, 1]))
+    net, optimizer, loader = loop.prepare(net, optimizer, DataLoader(rows, batch_size=2))
+    for x, y in loader:
+        if loss is None:
+            loop.backward(F.cross_entropy(net(x), y))
+        else:
+            loss(loop, net(x), y)
+        if change is not None:
+            change(loop, net)
+        optimizer.step()
+        optimizer.zero_grad()
+    return net.weight.detach()
+
+
+def test_gradients_that_change_while_they_are_sums_are_warned_of() -> None:
+    def by_torch(loop: Any, net: Any) -> None:
+        nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+
+    for change in (by_torch, lambda loop, net: net.zero_grad()):
+        with pytest.warns(UserWarning, match="before all batches of the update were accumulated") as caught:
+            changed = accumulated(change)
+        assert "use loop.clip_grad_norm_(net, 1.0) and optimizer.zero_grad()" in str(caught[0].message)
+        assert not torch.allclose(changed, accumulated())
+    accumulated(lambda loop, net: loop.clip_grad_norm_(net, 1.0))  # warnings are errors here
+
+
+def test_a_loss_that_is_no_mean_over_rows_is_warned_of() -> None:
+    weight = torch.tensor([1.0, 5.0])
+
+    def as_mean(loop: Any, outputs: Any, targets: Any) -> None:
+        loop.backward(F.cross_entropy(outputs, targets, weight=weight))
+
+    def as_sum(loop: Any, outputs: Any, targets: Any) -> None:
+        total = F.cross_entropy(outputs, targets, weight=weight, reduction="sum")
+        loop.backward(total, count=weight[targets].sum().item())
+
+    def ignoring(loop: Any, outputs: Any, targets: Any) -> None:
+        loop.backward(F.cross_entropy(outputs, targets, ignore_index=0))
+
+    with pytest.warns(UserWarning, match=r"divided by the sum of class weights.*loop.backward\(total, count=n\)"):
+        mean = accumulated(loss=as_mean)
+    with pytest.warns(UserWarning, match="the number of targets that are not ignored"):
+        accumulated(loss=ignoring)
+    exact = accumulated(loss=as_sum)
+    torch.manual_seed(0)
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x, y = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 1, 1, 0, 1])
+    for part in (slice(0, 4), slice(4, 6)):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x[part]), y[part], weight=weight).backward()
+        optimizer.step()
+    assert torch.allclose(exact, net.weight, atol=1e-6) and not torch.allclose(mean, net.weight, atol=1e-6)

@@ -305,3 +305,27 @@ def test_detectors(hint: Any) -> None:
     with hint("use predict(data, outputs=True) for its outputs"):
         fitted.predict_proba(data)
     assert fitted.predict(data, outputs=True).shape == (1, 2, 4)
+
+
+def test_weights_of_classes(hint: Any) -> None:
+    rows = {"input_ids": ROWS, "label": [0, 1, 1, 1]}
+    with hint("derive a class from it, and weight the loss in its forward"):
+        aa.fit(bert(), rows, class_weights=[1.0, 3.0], epochs=1, progress="none")
+    weight = torch.tensor([1.0, 3.0])
+
+    class Weighted(transformers.BertForSequenceClassification):
+        def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None) -> Any:
+            outputs = super().forward(input_ids, attention_mask)
+            if labels is not None:
+                outputs.loss = F.cross_entropy(outputs.logits, labels, weight=weight)
+            return outputs
+
+    torch.manual_seed(0)
+    model = Weighted(transformers.BertConfig(**SIZES)).eval()
+    ids = torch.tensor([row + [0] * (4 - len(row)) for row in ROWS])
+    with torch.no_grad():
+        logits = model(ids, (ids != 0).long()).logits
+        expected = F.cross_entropy(logits, torch.tensor(rows["label"]), weight=weight).item()
+    fitted = aa.fit(model, rows, epochs=0, progress="none")
+    assert fitted.evaluate(rows).loss == pytest.approx(expected, rel=1e-5)
+    assert fitted.predict(rows).tolist() == logits.argmax(1).tolist()

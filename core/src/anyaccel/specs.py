@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -230,6 +231,7 @@ class Loss(Spec):
 
     Args:
         loss: A name, a loss class, an instance of one, or a function of (outputs, targets) that returns a scalar mean.
+            A function whose parameters are named as in Keras (`y_true`, then `y_pred`) receives the targets first.
             On the NumPy backend, which cannot differentiate, the function returns sum, weight and gradients.
         loss_kwargs: Arguments for the class, if `loss` is one.
         settings: For `cross_entropy`: `ignore_index`, a target that is ignored; `class_weights`, one weight per class
@@ -277,6 +279,39 @@ class Loss(Spec):
 def takes_classes(loss: Loss) -> bool:
     """Return whether this is a named loss whose outputs have an axis of classes."""
     return loss.own is None and loss.name in LOSSES and LOSSES[loss.name].takes_classes
+
+
+_TARGETS = ("y_true", "target", "label", "actual", "truth", "true", "reference")
+_OUTPUTS = ("y_pred", "y_score", "y_prob", "pred", "output", "logit", "score", "prob")
+
+
+def takes_targets_first(function: Any) -> bool:
+    """Return whether the parameters of a function are named as in scikit-learn and Keras: `y_true`, then `y_pred`.
+
+    Example:
+        >>> takes_targets_first(lambda y_true, y_pred: 0), takes_targets_first(lambda outputs, targets: 0)
+        (True, False)
+    """
+    try:
+        first, second = [*inspect.signature(function).parameters, "", ""][:2]
+    except (TypeError, ValueError):  # a builtin
+        return False
+    return first.startswith(_TARGETS) and second.startswith(_OUTPUTS)
+
+
+@dataclass(frozen=True, slots=True)
+class InGivenOrder:
+    """A function that is called with its inputs in the order in which the user listed them, whatever their names."""
+
+    function: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:
+        return _name_of(self.function)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Call the function."""
+        return self.function(*inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,9 @@ def test_of_several_phases_those_with_a_checkpoint_go_on(data, tmp_path):
 
 @pytest.mark.parametrize("phases", [1, 2])
 def test_without_any_checkpoint_there_is_nothing_to_go_on_from(phases, data):
-    with pytest.raises(PhaseError, match=r"phase 't' has no checkpoint to resume from\. Hint: write TrainPhase"):
+    with pytest.raises(
+        PhaseError, match=r"phase 't' has no checkpoint to resume from\. Hint: write checkpoint='runs/a' in fit"
+    ):
         graph_of(data).run(*[train()] * phases, progress="none", resume="auto")
     with pytest.raises(PhaseError, match=r"unknown resume='on'\. Available: 'auto', 'never'"):
         graph_of(data).run(*[train()] * phases, progress="none", resume="on")

@@ -11,7 +11,7 @@ from anyaccel.adapter.array_ops import ArrayOps, LossFunction, LossResult, at_le
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.formulas import LOSSES, LossParts, Settings, cast, with_axis
 from anyaccel.segment import LossTerm
-from anyaccel.specs import FROM_OUTPUT, Loss
+from anyaccel.specs import FROM_OUTPUT, Loss, takes_targets_first
 
 
 def weight_inputs(term: LossTerm) -> tuple[str, ...]:
@@ -238,3 +238,10 @@ def make_loss(loss: Loss) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = made
     return function
+
+
+def outputs_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a custom loss as a function of (outputs, targets, ...), if its parameters are `y_true`, then `y_pred`."""
+    if not takes_targets_first(function):
+        return function
+    return lambda outputs, targets, *others: function(targets, outputs, *others)

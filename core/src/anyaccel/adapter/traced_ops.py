@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult, is_differentiable
 from anyaccel.adapter.loss_scaling import steps_behind
-from anyaccel.adapter.losses import make_loss
+from anyaccel.adapter.losses import make_loss, outputs_first
 from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
@@ -265,7 +265,7 @@ class TracedOps(ArrayOps):
         """Return a loss from a callable that returns the mean over the batch; a class is instantiated with
         `loss_kwargs`.
         """
-        function = make_loss(loss)
+        function = outputs_first(make_loss(loss))
 
         def evaluate(inputs: Sequence[Any]) -> LossResult:
             floating = [i for i, value in enumerate(inputs) if is_differentiable(self, value)]

@@ -197,7 +197,10 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         refuse_table_settings(
             rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories, embed=embed
         )
-        rows.refuse(f"{rules.name} computes its own loss")
+        rows.refuse(
+            f"{rules.name} computes its own loss",
+            hint="derive a class from it, and weight the loss in its forward",
+        )
         rules.check_metrics(metrics)
         prepared = labelled_data(rules, data, NODE, features=features, target=target, validation=evaluated, seed=seed)
         inputs = prepared.inputs

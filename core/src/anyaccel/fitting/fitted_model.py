@@ -36,6 +36,7 @@ from anyaccel.fitting.tables import (
 )
 from anyaccel.fitting.written_code import Recipe, code_of_fit
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
+from anyaccel.graph.graph import load_to_predict
 from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.html import Markup, guarded, line, page
 from anyaccel.phases import EvalPhase, TrainPhase
@@ -81,7 +82,7 @@ class FittedModel(AttributeHints):
 
     attribute_hints: ClassVar[Mapping[str, str]] = {
         "history loss_curve_ evals_result": "see results.loss, and results.figure('val_loss')",
-        "model module module_ net network": "write graph.nodes['model'].model",
+        "module module_ net network": "write fitted.model",
         "fit train partial_fit": "to train on, write experiment.run_phase(phase)",
         "save_model dump to_pickle save_params": "write save('FOLDER')",
     }
@@ -112,6 +113,11 @@ class FittedModel(AttributeHints):
         self._phase, self._recipe = phase, recipe or Recipe()
         (self._node,), ((self._label, self._data),) = graph.output_nodes, graph.feature_sets.items()
         self._columns = columns_before_transforms(self._data) if columns is None else columns
+
+    @property
+    def model(self) -> Any:
+        """The trained model itself: the object that `fit` received, unless its framework replaces models."""
+        return self.graph.nodes[self._node].model  # type: ignore[union-attr]  # the node of a model
 
     def __repr__(self) -> str:
         """Return the figures of the last and the best epoch, the columns, the devices, and code for next steps."""
@@ -392,8 +398,7 @@ class FittedModel(AttributeHints):
 
     def _warn_of_probabilities(self, outputs: np.ndarray, loss: Loss) -> None:
         """Warn of a model that ends in a softmax, because the loss and `predict_proba` compute another softmax."""
-        model = self.graph.nodes[self._node].model  # type: ignore[union-attr]  # the node of a model
-        warn_of_probabilities(model, AppliedLoss(loss, on=self._node), outputs)
+        warn_of_probabilities(self.model, AppliedLoss(loss, on=self._node), outputs)
 
     @staticmethod
     def _warn_of_nan(values: np.ndarray, call: str, what: str) -> None:
@@ -509,7 +514,8 @@ def load(
         folder: Folder that `save` wrote, or its URL.
         models: `{"model": net}` with the model, built as for `fit`; not needed for a model with a registered name.
         feature_sets: FeatureSet that was passed to `fit`, if its transforms cannot be read; see `ModelGraph.load`.
-        optimizer: Optimizer; needed if the saved one was a framework's own.
+        optimizer: Optimizer to continue training with. A framework's own optimizer is not saved: pass it again, or
+            leave it out to predict only.
         allow: Additional classes of models and transforms that the folder may name; registered ones are always allowed.
         names, change, strict: Settings for a model of another framework, or one that has changed; see
             `ModelGraph.load`.
@@ -529,7 +535,7 @@ def load(
             )
             return fitted
     objects: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer, "allow": allow}
-    graph = ModelGraph.load(folder, **objects, names=names, change=change, strict=strict)
+    graph = load_to_predict(folder, **objects, names=names, change=change, strict=strict)
     loss = None if part.get("loss") is None else Loss.from_config(part["loss"])
     experiment = Experiment("fit", graph)
     results = part.get("results", ())

@@ -23,6 +23,7 @@ from anyaccel.fitting.model_loss import ModelLoss, library_of
 from anyaccel.fitting.probabilities import accuracy, class_probabilities
 from anyaccel.fitting.table_columns import TableColumn, TableColumns
 from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.graph.graph import load_to_predict
 from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
@@ -213,7 +214,7 @@ def load_model_loss(folder: Any, part: Mapping[str, Any], *, models: Any, **sett
                 hint="pass the model: load(folder, models={'model': model})",
             )
         models = {"model": library.built(config)}
-    graph = ModelGraph.load(folder, models=models, **settings)
+    graph = load_to_predict(folder, models=models, **settings)
     (node,) = graph.output_nodes
     model = graph.nodes[node].model  # type: ignore[union-attr]  # the node of a model
     _, library = library_of(model)

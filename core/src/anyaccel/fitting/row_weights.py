@@ -53,13 +53,17 @@ class RowColumns:
         """Whether any of these settings is used."""
         return any(it is not None for it in (self._sample_weight, self._class_weights, self._group, self._stratify))
 
-    def refuse(self, why: str) -> None:
-        """Raise PhaseError if a setting is used with data or a model that does not support it."""
+    def refuse(self, why: str, *, hint: str = "") -> None:
+        """Raise PhaseError if a setting is used with data or a model that does not support it.
+
+        `hint` says what to do in place of weights.
+        """
         if self.is_asked:
             named = {"sample_weight": self._sample_weight, "class_weights": self._class_weights}
             named |= {"group": self._group, "stratify": self._stratify}
             name = next(name for name, value in named.items() if value is not None)
-            raise PhaseError(f"fit has {name}=, but {why}", hint=f"leave {name}= out")
+            is_weight = name in ("sample_weight", "class_weights")
+            raise PhaseError(f"fit has {name}=, but {why}", hint=(is_weight and hint) or f"leave {name}= out")
 
     def read(self, data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
         """Return the data with the names of the features, without the columns of weights and groups.

@@ -597,15 +597,55 @@ class ModelGraph(AttributeHints):
                 nor given.
             StateError: a file was changed or is incomplete, or a model differs from the saved one.
         """
-        manifest, arrays = saved_folder.read(folder, _PART, mapped=True)
-        own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
-        config = serialization.without_optimizer(manifest[_PART]) if own else manifest[_PART]
-        sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
-        graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
-        graph.optimizer = own or graph.optimizer
-        arrays = mapped(graph, arrays, names, change)
-        state_loading.load_state(graph, arrays, strict=arguments.flag(StateError, "load: ", "strict", strict))
-        return graph
+        return _loaded(cls, folder, models, feature_sets, optimizer, allow, names, change, strict)
+
+
+def load_to_predict(
+    folder: str | os.PathLike[str],
+    *,
+    models: Mapping[str, Any] | None = None,
+    feature_sets: Iterable[Any] = (),
+    optimizer: Optimizer | str | type | None = None,
+    allow: Iterable[type] = (),
+    names: Names = None,
+    change: Change | None = None,
+    strict: bool = True,
+) -> ModelGraph:
+    """Load a graph like `ModelGraph.load`; an optimizer of a framework that is not passed is left out, with its state.
+
+    The graph then predicts and evaluates; a training phase asks for an optimizer.
+    """
+    return _loaded(
+        ModelGraph, folder, models, feature_sets, optimizer, allow, names, change, strict, needs_optimizer=False
+    )
+
+
+def _loaded(
+    cls: type[ModelGraph],
+    folder: str | os.PathLike[str],
+    models: Mapping[str, Any] | None,
+    feature_sets: Iterable[Any],
+    optimizer: Optimizer | str | type | None,
+    allow: Iterable[type],
+    names: Names,
+    change: Change | None,
+    strict: bool,
+    needs_optimizer: bool = True,
+) -> ModelGraph:
+    manifest, arrays = saved_folder.read(folder, _PART, mapped=True)
+    own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
+    config = manifest[_PART]
+    is_left_out = own is None and not needs_optimizer and serialization.has_framework_optimizer(config)
+    if own is not None or is_left_out:
+        config = serialization.without_optimizer(config)
+    sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
+    graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
+    graph.optimizer = own or graph.optimizer
+    if is_left_out:
+        arrays = {name: array for name, array in arrays.items() if not state_dict.is_of_optimizer(name)}
+    arrays = mapped(graph, arrays, names, change)
+    state_loading.load_state(graph, arrays, strict=arguments.flag(StateError, "load: ", "strict", strict))
+    return graph
 
 
 # -- Runnable: what `ModelGraph.run` runs. Phases, which stand above graphs, derive from it ----------------------------

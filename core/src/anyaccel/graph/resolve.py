@@ -60,7 +60,15 @@ from anyaccel.segment import (
     TensorSpec,
     positional_outputs,
 )
-from anyaccel.specs import FROM_OUTPUT, Loss, LossTargets, Optimizer, takes_classes
+from anyaccel.specs import (
+    FROM_OUTPUT,
+    InGivenOrder,
+    Loss,
+    LossTargets,
+    Optimizer,
+    takes_classes,
+    takes_targets_first,
+)
 from anyaccel.suggestions import did_you_mean
 
 
@@ -851,6 +859,13 @@ def _check_takes(loss: AppliedLoss, inputs: tuple[str, ...]) -> None:
         ) from None
 
 
+def _in_given_order(loss: AppliedLoss) -> Loss:
+    """Return the loss; a function of (y_true, y_pred) is called as it stands if the inputs begin with the targets."""
+    if loss.loss.own is None or loss.inputs[0].startswith("outputs") or not takes_targets_first(loss.loss.own):
+        return loss.loss
+    return Loss(InGivenOrder(loss.loss.own))
+
+
 @dataclass(frozen=True, slots=True)
 class LossBinder:
     """Create the loss terms of a phase, and add their target columns to a column table."""
@@ -883,7 +898,7 @@ class LossBinder:
         return LossTerm(
             label=loss.label,
             on=loss.on,
-            loss=loss.loss,
+            loss=_in_given_order(loss),
             inputs=(*inputs, *self._weights(loss, spec, positions)),
             device=assignment.device,
             weight=loss.weight,

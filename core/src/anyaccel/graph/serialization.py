@@ -124,6 +124,11 @@ def read_optimizer(entry: Any) -> Optimizer | None:
     return None if entry is None else Optimizer.from_config(entry)
 
 
+def has_framework_optimizer(config: Any) -> bool:
+    """Return whether the configuration of a graph names an optimizer of a framework, which was not written."""
+    return isinstance(config, Mapping) and isinstance(config.get("optimizer"), Mapping) and _OWN in config["optimizer"]
+
+
 def without_optimizer(config: Any) -> Any:
     """Return the configuration of a graph without its optimizer; anything else unchanged."""
     return {**config, "optimizer": None} if isinstance(config, Mapping) else config

@@ -19,6 +19,11 @@ VALUES = ("parameters/", "buffers/")
 SLOTS, STEP, PROGRESS = "optimizer/", "optimizer_step", "progress/"
 
 
+def is_of_optimizer(name: str) -> bool:
+    """Return whether an entry of a graph's state belongs to the optimizer of a node."""
+    return name.partition("/")[2].startswith((SLOTS, STEP)) and not name.startswith(PROGRESS)
+
+
 class HasState(Protocol):
     """The parts of a graph that its state consists of."""
 

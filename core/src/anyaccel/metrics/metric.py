@@ -21,7 +21,7 @@ from anyaccel.metrics.class_values import UndefinedValue, aligned, same_axes
 from anyaccel.metrics.named import SYNONYMS, find_metric, known_names, metric_names, name_of
 from anyaccel.printable import printable
 from anyaccel.registry import registry
-from anyaccel.specs import LOSS_ALIASES, assign_fields
+from anyaccel.specs import LOSS_ALIASES, assign_fields, takes_targets_first
 from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
 
@@ -287,10 +287,6 @@ class BoundMetric:
 
 Call = Callable[[np.ndarray, np.ndarray], Any]
 
-_TARGETS = ("y_true", "target", "label", "actual", "truth", "true", "reference")
-_OUTPUTS = ("y_pred", "y_score", "y_prob", "pred", "output", "logit", "score", "prob")
-
-
 _WITH_RESULT = ("reset_state", "update_state", "result")
 _WITH_COMPUTE = ("reset", "update", "compute")
 
@@ -314,15 +310,21 @@ def call_of(metric: Any) -> Call:
         return lambda outputs, targets: _result_of(metric, outputs, targets)
     if _has(metric, _WITH_COMPUTE):
         return lambda outputs, targets: _computed_by(metric, outputs, targets)
-    first, second = _first_two_parameters(metric)
-    if first == "estimator":
+    if _is_scorer(metric):
         raise SpecError(
             f"{metric!r} is a scorer, which is called with an estimator and its features",
             hint="pass its score function or a name: metrics=['f1_macro']",
         )
-    if first.startswith(_TARGETS) and second.startswith(_OUTPUTS):
+    if takes_targets_first(metric):
         return lambda outputs, targets: metric(*reversed(_of_one_shape(outputs, targets)))
     return lambda outputs, targets: metric(*_of_one_shape(outputs, targets))
+
+
+def _is_scorer(metric: Any) -> bool:
+    try:
+        return next(iter(inspect.signature(metric).parameters), "") == "estimator"
+    except (TypeError, ValueError):  # a builtin
+        return False
 
 
 def label_of(metric: Any) -> str:
@@ -380,14 +382,6 @@ def _computed_by(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
 
 def _has(metric: Any, methods: tuple[str, ...]) -> bool:
     return all(callable(getattr(metric, name, None)) for name in methods)
-
-
-def _first_two_parameters(metric: Any) -> tuple[str, str]:
-    try:
-        names = list(inspect.signature(metric).parameters)
-    except (TypeError, ValueError):  # a builtin
-        return "", ""
-    return tuple([*names, "", ""][:2])  # type: ignore[return-value]
 
 
 # -- positions: the samples or positions of outputs and targets that a metric counts, one after the other --------------

@@ -17,7 +17,7 @@ from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sim_array import Array, SimArray, bare, download, put_like, upload
 from anyaccel.numpy_backend.transfers import gather_rows, moved
 from anyaccel.precision import NodePrecision
-from anyaccel.specs import Loss
+from anyaccel.specs import Loss, takes_targets_first
 
 
 class NumpyOps(ArrayOps):
@@ -80,9 +80,13 @@ class NumpyOps(ArrayOps):
         `gradients` has the gradient of the *sum* for each input, or None.
         """
         function = make_loss(loss)
+        is_reversed = takes_targets_first(function)
+
+        def in_order(values: Sequence[Any]) -> Sequence[Any]:
+            return [values[1], values[0], *values[2:]] if is_reversed else values
 
         def evaluate(inputs: Sequence[Array]) -> LossResult:
-            result = function(*inputs)
+            result = function(*in_order(inputs))
             if not (isinstance(result, tuple) and len(result) == 3 and len(result[2]) == len(inputs)):
                 raise SpecError(
                     f"the loss {loss.name!r} returned a {type(result).__name__} without gradients, "
@@ -90,7 +94,8 @@ class NumpyOps(ArrayOps):
                     hint="return (sum, weight, gradients), with a gradient of the sum (or None) for each input",
                 )
             total, weight, gradients = result
-            return LossResult(total, np.full_like(total, weight) if np.ndim(weight) == 0 else weight, lambda: gradients)
+            full = np.full_like(total, weight) if np.ndim(weight) == 0 else weight
+            return LossResult(total, full, lambda: in_order(gradients))
 
         return evaluate
 

@@ -422,9 +422,12 @@ class Loop:
 
         Raises:
             PhaseError: `resume` is unknown.
+            ConfigError: `every` without `save`.
             StateError: The checkpoint belongs to other models, or the folder to another run.
         """
         resume = checked_resume(resume)
+        if save is None and every != "epoch":
+            raise ConfigError(f"epochs() has every={every!r}, but no folder to save to", hint="write save='runs/a'")
         if save is not None:
             folder = LoopFolder(save, self._processes)
             newest = folder.newest(self.framework) if resume == "auto" else None

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyaccel.adapter.losses import loss_function, total_weight, weight_inputs
+from anyaccel.adapter.losses import loss_function, outputs_first, total_weight, weight_inputs
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.formulas import LossParts, with_axis
 from anyaccel.segment import LossTerm
-from anyaccel.specs import FROM_OUTPUT, Loss, LossTargets
+from anyaccel.specs import FROM_OUTPUT, Loss, LossTargets, takes_targets_first
 from anyaccel_torch import array_functions, keras
 from anyaccel_torch.error_translation import first_line, raise_if_device_mismatch
 from anyaccel_torch.forward_call import keras_loss
@@ -303,6 +303,7 @@ def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> Bou
     module = own.to(device) if isinstance(own, nn.Module) else None
     is_elementwise = isinstance(own, _ELEMENTWISE) or any(own is function for function in _ELEMENTWISE_FUNCTIONS)
     checked = len(slots) == 2 and is_elementwise
+    compute = own if is_keras else _outputs_first(own)
 
     def mean(values: Values) -> Tensor:
         inputs = [values[slot] for slot in slots]
@@ -310,7 +311,7 @@ def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> Bou
             raise _shape_error(
                 f"{term.label!r} ({term.loss.name})", inputs[0], inputs[1], "they must have the same shape"
             )
-        result = own(*inputs)
+        result = compute(*inputs)
         if not isinstance(result, Tensor) or result.ndim:
             shown = f"shape {list(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
             raise SpecError(
@@ -325,6 +326,12 @@ def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> Bou
         return _at_least_float32(result) * count, _weight(count, result)
 
     return BoundLoss(term, slots, mean, sum_and_weight, module)
+
+
+def _outputs_first(own: Any) -> Callable[..., Any]:
+    if isinstance(own, nn.Module) and takes_targets_first(own.forward):  # hooks run in the call of the module
+        return lambda outputs, targets, *others: own(targets, outputs, *others)
+    return outputs_first(own)
 
 
 def _created(term: LossTerm) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +28,7 @@ from anyaccel.own_loop.loader import bounds
 from anyaccel.own_loop.processes import LoopProcesses
 from anyaccel.own_loop.window import Window
 from anyaccel.rng import key
+from anyaccel.user_level import user_level
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.module_traits import batch_coupling
 from anyaccel_torch.program import Roots, has_sparse_gradients
@@ -63,6 +65,7 @@ class TorchLoop(Loop):
         self._norms: list[SynchronizedNorm] = []
         self._named: tuple[nn.Module, ...] = ()
         self._is_within = False  # `accumulate`
+        self._is_loss_checked = False
         super().__init__(*args, **settings)
         self.device = torch.device(self.accelerator.device_string("torch"))
         if self.num_processes > 1:
@@ -336,6 +339,11 @@ class TorchLoop(Loop):
         if not window.is_current(share, within=self._is_within):
             self._updates.begin(share)
         chosen = self._chosen(models)
+        if self.accumulation_steps > 1 and window.n_batches > 1:
+            window.check_unchanged(chosen)
+        if count is None and not self._is_loss_checked and share is not None and share.rows:
+            self._is_loss_checked = True  # only once: it waits for the device
+            _warn_of_other_mean(loss, share.rows)
         weight = self._weight(share, count)
         factor = self.num_processes * weight / window.unit
         vars(loss)["anyaccel_share"] = share  # for `reduce`, if other batches follow
@@ -358,6 +366,8 @@ class TorchLoop(Loop):
             parameter.grad = gradient
         self._iterations.weigh()
         window.add(chosen, share, None if self.accumulation_steps == 1 else count)
+        if self.accumulation_steps > 1:
+            window.remember(chosen)
         self._updates.awaits_step = window.is_closing
         for prepared in self._optimizers:
             prepared.backward_done(chosen)
@@ -599,9 +609,31 @@ class _Updates:
             self.scaler.unscale_(own.optimizer)
         for model in own.models:
             factor = self.window.factor(model, self._processes)
+            if factor != 1.0:
+                self.window.check_unchanged([model])
             gradients = [p.grad for p in model.parameters if p in own.parameters and p.grad is not None]
             if factor != 1.0 and gradients:
                 torch._foreach_mul_(gradients, factor)
+
+
+def _warn_of_other_mean(loss: Tensor, rows: int) -> None:
+    """Warn if a cross entropy is a mean over weights, or over targets that are not ignored, instead of rows."""
+    node: Any = loss.grad_fn
+    if node is None or not node.name().startswith("NllLoss") or node._saved_reduction != 1:  # noqa: SLF001
+        return
+    weighted = node._saved_weight is not None  # noqa: SLF001
+    if not weighted:
+        counted = node._saved_target != node._saved_ignore_index  # noqa: SLF001
+        by_row = counted.reshape(rows, -1).sum(1) if counted.numel() % rows == 0 else counted
+        if bool((by_row == by_row[0]).all()):
+            return
+    divisor = "the sum of class weights" if weighted else "the number of targets that are not ignored"
+    warnings.warn(
+        f"the loss is divided by {divisor}, but backward() combines batches by their rows. "
+        "Hint: pass the sum and its divisor: loop.backward(total, count=n)",
+        UserWarning,
+        stacklevel=user_level(),
+    )
 
 
 class _Window(Window):
@@ -618,6 +650,30 @@ class _Window(Window):
         self._counts: dict[_Model, Any] = {}  # of this process, by the user
         self._added: set[_Model] = set()  # models with a loss of the current batch
         self._factors: dict[_Model, float] = {}
+        self._versions: dict[_Model, tuple[Tensor | None, int]] = {}  # of a gradient after the last pass
+        self._has_warned = False
+
+    def remember(self, models: Iterable[_Model]) -> None:
+        """Remember the gradients after a backward pass, by the first of each model."""
+        for model in models:
+            gradient = model.parameters[0].grad
+            self._versions[model] = (gradient, 0 if gradient is None else gradient._version)  # noqa: SLF001
+
+    def check_unchanged(self, models: Iterable[_Model]) -> None:
+        """Warn once if gradients were changed while they are sums that are not divided yet."""
+        for model in models:
+            before, version = self._versions.pop(model, (None, 0))
+            gradient = model.parameters[0].grad
+            if before is None or self._has_warned or (gradient is before and before._version == version):  # noqa: SLF001
+                continue
+            self._has_warned = True
+            warnings.warn(
+                "gradients were changed or removed before all batches of the update were accumulated, as "
+                "torch.nn.utils.clip_grad_norm_ and net.zero_grad() do. "
+                "Hint: use loop.clip_grad_norm_(net, 1.0) and optimizer.zero_grad()",
+                UserWarning,
+                stacklevel=user_level(),
+            )
 
     def begin(self, share: Share | None, steps: int) -> None:
         super().begin(share, steps)

@@ -182,7 +182,7 @@ class PretrainedLoss(ModelLoss):
             return
         if self._is_per_token(labels) and ids is not None and not self._is_encoder_decoder:
             _check_alignment(ids, labels)
-        is_class = any(kind in self.name for kind in (*CLASSIFIERS, "TokenClassification"))
+        is_class = self._is_named((*CLASSIFIERS, "TokenClassification"))
         number = self.model.config.num_labels
         if is_class and number > 1 and self.model.config.problem_type in (None, "single_label_classification"):
             self._check_range("labels", labels, number, f"{self.name} has num_labels={number}")
@@ -247,8 +247,16 @@ class PretrainedLoss(ModelLoss):
     @property
     def _is_classifier(self) -> bool:
         problem = self.model.config.problem_type
-        is_named = any(kind in self.name for kind in CLASSIFIERS)
-        return is_named and self.model.config.num_labels > 1 and problem in (None, "single_label_classification")
+        return (
+            self._is_named(CLASSIFIERS)
+            and self.model.config.num_labels > 1
+            and problem in (None, "single_label_classification")
+        )
+
+    def _is_named(self, kinds: Sequence[str]) -> bool:
+        """Return whether the class of the model, or one that it is derived from, has one of these words in its name."""
+        names = [base.__name__ for base in type(self.model).__mro__]
+        return any(kind in name for kind in kinds for name in names)
 
     def classes(self) -> np.ndarray:
         """Return the names of `id2label`, or numbers if the model has default names.

@@ -460,7 +460,7 @@ def test_a_callback_that_does_not_take_its_state(line, experiment, train, tmp_pa
 
 def test_a_run_without_checkpoints_cannot_go_on(line, experiment, train, evaluate):
     for phase in (train(), evaluate()):
-        with pytest.raises(PhaseError, match=r"has no checkpoint to resume from.*checkpoint=Checkpoint\('runs/a'\)"):
+        with pytest.raises(PhaseError, match=r"has no checkpoint to resume from.*checkpoint='runs/a'"):
             experiment(line()).run_phase(phase, resume="auto")
     with pytest.raises(PhaseError, match=r"unknown resume='yes'. Available: 'auto', 'never'"):
         experiment(line()).run_phase(train(), resume="yes")

@@ -379,7 +379,7 @@ def checkpointers_for(
     if checkpoint is None:
         if resume == "auto":
             problem = f"phase {run.phase.label!r} has no checkpoint to resume from"
-            raise PhaseError(problem, hint="write TrainPhase(..., checkpoint=Checkpoint('runs/a'))")
+            raise PhaseError(problem, hint="write checkpoint='runs/a' in fit or TrainPhase")
         return []
     if learners:
         raise PhaseError(
