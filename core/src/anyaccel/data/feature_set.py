@@ -492,13 +492,10 @@ class FeatureSet(_SplitRows):
         self._store = ColumnStore(table, self._schema)
         self._splits: NamedSplits[FeatureSetView] = NamedSplits(label)
         self._transforms = Transforms()
-        self._check_rows()
-        self._store.check_readable(self.features + self.targets)
-
-    def _check_rows(self) -> None:  # a schema has none
         if len(self) == 0:
             available = f"columns: {listed(self.columns)}"
             raise DataError(f"{self._label!r} has no rows", available=available, hint="pass data with rows")
+        self._store.check_readable(self.features + self.targets)
 
     @classmethod
     def from_dict(
@@ -1004,19 +1001,15 @@ def cast_table(rows: Rows, dtypes: Mapping[str, Any]) -> Any:
         )
     table = rows.to_arrow()
     for name, dtype in dtypes.items():
-        field, column = _cast_column(rows, name, dtype)
+        rows.role(name)
+        field = rows.schema.field(name)
+        if padding_of(field) is not None:
+            field, column = cast_lists(field, rows.column(name), dtype)
+        else:
+            column = to_arrow(cast_array(name, rows.array(name), dtype))
+            field, column = field.with_type(column.type), column
         table = table.set_column(table.schema.get_field_index(name), field, column)
     return table
-
-
-def _cast_column(rows: Rows, name: str, dtype: Any) -> tuple[Any, Any]:
-    """Return the field and values of a column in another dtype."""
-    rows.role(name)
-    field = rows.schema.field(name)
-    if padding_of(field) is not None:
-        return cast_lists(field, rows.column(name), dtype)
-    column = to_arrow(cast_array(name, rows.array(name), dtype))
-    return field.with_type(column.type), column
 
 
 # -- checks of references: which columns and which stream a `Reference` may name, and its configuration ----------------
@@ -1129,19 +1122,14 @@ class ColumnStore:
             ColumnError: it is not numeric, or has nulls.
         """
         if name not in self._arrays:
-            self._arrays[name] = self._as_array(name)
+            field = self._schema.field(name)
+            ragged = flat_column(field, self._columns[name])
+            if ragged is not None:
+                self._arrays[name] = read_only(ragged.padded())
+            else:
+                field_spec(field)
+                check_complete(name, self._columns[name])
+                combined = contiguous(self._columns[name])
+                self._columns[name] = pa.chunked_array([combined])
+                self._arrays[name] = to_numpy(name, combined)
         return self._arrays[name]
-
-    def _as_array(self, name: str) -> np.ndarray:
-        """Return the array on Arrow's memory if possible: chunks are combined, bool unpacked, and ragged rows padded,
-        in a copy.
-        """
-        field = self._schema.field(name)
-        ragged = flat_column(field, self._columns[name])
-        if ragged is not None:
-            return read_only(ragged.padded())
-        field_spec(field)
-        check_complete(name, self._columns[name])
-        combined = contiguous(self._columns[name])
-        self._columns[name] = pa.chunked_array([combined])
-        return to_numpy(name, combined)

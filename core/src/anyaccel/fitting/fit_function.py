@@ -227,7 +227,12 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     patience = defaults.get("early_stopping") if prepared.validation is not None else None
     stopping = _stopping(patience if early_stopping is None else early_stopping, prepared)
     if batch_size is not None and isinstance(prepared.train, BatchSource):
-        _check_batch_size(batch_size, passed)
+        # Refuse a batch size for data that already come in batches.
+        size = getattr(passed, "batch_size", None)
+        if size != batch_size:
+            has = "that have their own size" if size is None else f"of {size} rows"
+            problem = f"fit has batch_size={shown(batch_size)}, but the data come in batches {has}"
+            raise PhaseError(problem, hint="leave batch_size out, and set the size where you create the batches")
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(
@@ -293,19 +298,6 @@ def _not_finite(losses: Any, data: Any) -> PhaseError:
         hint="lower lr, optimizer=Optimizer('adam', lr=1e-4), or scale large numbers, scaler='standard'; "
         "on_nan='ignore' returns the model anyway",
     )
-
-
-def _check_batch_size(batch_size: int, data: Any) -> None:
-    """Refuse a batch size for data that already come in batches.
-
-    Raises:
-        PhaseError: The batches have another size, or their size is unknown.
-    """
-    size = getattr(data, "batch_size", None)
-    if size != batch_size:
-        has = "that have their own size" if size is None else f"of {size} rows"
-        problem = f"fit has batch_size={shown(batch_size)}, but the data come in batches {has}"
-        raise PhaseError(problem, hint="leave batch_size out, and set the size where you create the batches")
 
 
 def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[AppliedLoss]) -> None:

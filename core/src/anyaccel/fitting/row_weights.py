@@ -73,7 +73,11 @@ class RowColumns:
         if is_table(data):
             data, features, target = named_pair(data, features, target)
         self._data, self._target = data, names_of(target)
-        there = self._columns(data)
+        if isinstance(data, (FeatureSet, FeatureSetView)):
+            there = [*data.columns]
+        else:
+            names = column_names(data)
+            there = list(tag_table(data, ...).column_names) if names is None else names
         weights = (self._sample_weight,) if isinstance(self._sample_weight, str) else ()
         apart = (*weights, *names_of(self._group))
         for name in (*apart, *(names_of(self._stratify) if self._stratify is not True else ())):
@@ -173,12 +177,6 @@ class RowColumns:
     @property
     def _weighs(self) -> bool:
         return self._sample_weight is not None or self._class_weights is not None
-
-    def _columns(self, data: Any) -> list[str]:
-        if isinstance(data, (FeatureSet, FeatureSetView)):
-            return [*data.columns]
-        names = column_names(data)
-        return list(tag_table(data, ...).column_names) if names is None else names
 
     def _of_rows(self, data: FeatureSet, weighted_rows: Any, what: str) -> np.ndarray:
         """Return the weight of each row, [n]."""

@@ -19,7 +19,7 @@ from pyarrow import compute
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
-from anyaccel.data import DataSchema, FeatureSet, FeatureSetView, Source, as_source
+from anyaccel.data import DataSchema, FeatureSet, FeatureSetView, Rows, Source, as_source
 from anyaccel.data.arrow_columns import contiguous, is_list, is_numeric, list_leaf, to_numpy
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.array_conversion import tag_column
@@ -63,6 +63,8 @@ def readable(data: Any) -> Any:
     Raises:
         DataError: The data are not a table, but can be converted to one.
     """
+    if isinstance(data, Rows):  # which suggests a name for each attribute that it lacks
+        return data
     kind = type(data).__name__
     if (
         isinstance(data, Mapping)
@@ -909,7 +911,15 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> F
         loss = loss_of(name)
         rule = None if loss is None else LOSSES.get(loss.name)
         if loss is not None and rule is not None and not rule.takes_classes and not rule.takes_logits:
-            raise _no_number(data, name, loss.name)
+            column = data.to_arrow().column(name)
+            values = enumerate(column.to_pylist())
+            row, value = next((pair for pair in values if not _is_number(pair[1])), (0, column[0].as_py()))
+            raise PhaseError(
+                f"the target {name!r} is {column.type}, but the loss {loss.name!r} compares numbers",
+                cause=f"row {row} has {shown(value)}",
+                hint="convert the column to numbers first (pandas: to_numeric(table[COLUMN])); for classes the loss is "
+                "'cross_entropy'",
+            )
         data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all", role="target")
         classes = len(np.unique(data.array(name)))
         if loss is not None and loss.name == "binary_cross_entropy" and classes > 2:
@@ -948,19 +958,6 @@ def _are_float_classes(data: FeatureSet, name: str, loss: Loss) -> bool:
 
 def _is_float(data: FeatureSet, name: str) -> bool:
     return "float" in data.spec(name).dtype
-
-
-def _no_number(data: FeatureSet, name: str, loss: str) -> PhaseError:
-    """Return the error for a target that a loss of numbers cannot compare, as indices of its texts have no meaning."""
-    column = data.to_arrow().column(name)
-    values = enumerate(column.to_pylist())
-    row, value = next((pair for pair in values if not _is_number(pair[1])), (0, column[0].as_py()))
-    return PhaseError(
-        f"the target {name!r} is {column.type}, but the loss {loss!r} compares numbers",
-        cause=f"row {row} has {shown(value)}",
-        hint="convert the column to numbers first (pandas: to_numeric(table[COLUMN])); for classes the loss is "
-        "'cross_entropy'",
-    )
 
 
 def _is_number(value: Any) -> bool:

@@ -105,7 +105,41 @@ def prepare(
     feature_sets = topology.feature_sets(graph.nodes.values())
     parts = [_draw(phase, part, plan, graph, on_host, read=True, opened=opened) for part in phase.parts]
     if group.size == 1 and phase.trains and phase.step is None:
-        _check_single_rows(phase, resolution, graph, parts[0])
+        drawn = parts[0]
+        first: dict[str, int] = {}  # by feature set: the first step with one row of it
+        n_before, largest, epochs = 0, 0, drawn.epochs
+        for steps in epochs.steps if isinstance(epochs, TrainingEpochs) else ():
+            largest = max(largest, steps.microbatch_size or steps.batch_size)
+            for name, (start, stop) in steps.rows.items():
+                at_once = steps.microbatch_size or stop - start
+                if 1 in (at_once, (stop - start) % at_once):
+                    first.setdefault(name, n_before + 1)
+            n_before += steps.n_steps
+        for segment, backend in zip(resolution.segments, resolution.backends, strict=True) if first else ():
+            if (single_rows := backend.capability(SingleRows)) is None:
+                continue
+            for operation in segment.operations:
+                if not operation.trainable or operation.model is None:
+                    continue
+                above = topology.ancestors([operation.label], graph.nodes)
+                sets = topology.feature_sets(graph.nodes[label] for label in above)
+                single = next((first[name] for name in sets if name in first), None)
+                if single is None:
+                    continue
+                reason = single_rows.single_row_reason(operation, resolution.shapes.wanted(operation.label))
+                if reason:
+                    n_rows = min(map(len, drawn.data.rows.values()))
+                    sizes = (*range(largest - 1, 1, -1), *range(largest + 1, n_rows + 1))
+                    size = next((size for size in sizes if n_rows % size != 1), None)
+                    advice = "use more rows" if size is None else f"draw batches of {size} rows"
+                    samplers = phase.sampler.values() if isinstance(phase.sampler, Mapping) else [phase.sampler]
+                    order = "shuffle=True, " if any(getattr(sampler, "shuffle", False) for sampler in samplers) else ""
+                    drop = f", or leave that one out: sampler=SimpleSampler({largest}, {order}drop_last=True)"
+                    raise PhaseError(
+                        f"phase {phase.label!r}: step {single} of each epoch has a batch of one row, and node "
+                        f"{operation.label!r} cannot be trained on it: {reason}",
+                        hint=advice + (drop if 1 < largest <= n_rows else ""),
+                    )
     if phase.trains:
         source = parts[0].data.source
         group.choose_rows(in_memory=source is None, batches=isinstance(source, BatchSource) and phase.accumulate == 1)
@@ -127,48 +161,6 @@ def prepare(
         )
         for drawn in parts
     ]
-
-
-def _check_single_rows(phase: PhaseSettings, resolution: Resolution, graph: ModelGraph, drawn: DrawnPart) -> None:
-    """Refuse a batch of one row, mostly the last of an epoch, for a model that would fail with it in training.
-
-    Raises:
-        PhaseError: there is such a batch.
-    """
-    first: dict[str, int] = {}  # by feature set: the first step with one row of it
-    n_before, largest, epochs = 0, 0, drawn.epochs
-    for steps in epochs.steps if isinstance(epochs, TrainingEpochs) else ():
-        largest = max(largest, steps.microbatch_size or steps.batch_size)
-        for name, (start, stop) in steps.rows.items():
-            at_once = steps.microbatch_size or stop - start
-            if 1 in (at_once, (stop - start) % at_once):
-                first.setdefault(name, n_before + 1)
-        n_before += steps.n_steps
-    for segment, backend in zip(resolution.segments, resolution.backends, strict=True) if first else ():
-        if (single_rows := backend.capability(SingleRows)) is None:
-            continue
-        for operation in segment.operations:
-            if not operation.trainable or operation.model is None:
-                continue
-            above = topology.ancestors([operation.label], graph.nodes)
-            sets = topology.feature_sets(graph.nodes[label] for label in above)
-            single = next((first[name] for name in sets if name in first), None)
-            if single is None:
-                continue
-            reason = single_rows.single_row_reason(operation, resolution.shapes.wanted(operation.label))
-            if reason:
-                n_rows = min(map(len, drawn.data.rows.values()))
-                sizes = (*range(largest - 1, 1, -1), *range(largest + 1, n_rows + 1))
-                size = next((size for size in sizes if n_rows % size != 1), None)
-                advice = "use more rows" if size is None else f"draw batches of {size} rows"
-                samplers = phase.sampler.values() if isinstance(phase.sampler, Mapping) else [phase.sampler]
-                order = "shuffle=True, " if any(getattr(sampler, "shuffle", False) for sampler in samplers) else ""
-                drop = f", or leave that one out: sampler=SimpleSampler({largest}, {order}drop_last=True)"
-                raise PhaseError(
-                    f"phase {phase.label!r}: step {single} of each epoch has a batch of one row, and node "
-                    f"{operation.label!r} cannot be trained on it: {reason}",
-                    hint=advice + (drop if 1 < largest <= n_rows else ""),
-                )
 
 
 def _is_shared_evaluation(drawn: DrawnPart, group: ProcessGroup) -> bool:
@@ -232,7 +224,21 @@ def _draw(
     for name, rows in data.rows.items():
         _check_same_units(part.label, rows, sets[name], _taken(name, plan, metrics, graph, on_host))
     if data.source is not None:
-        _check_source(phase, part, data.source, on_host)
+        if on_host:
+            raise PhaseError(
+                f"phase {phase.label!r} streams the source {data.source.label!r}, but estimators cannot "
+                "learn from a source",
+                cause=f"nodes that learn by partial_fit: {', '.join(on_host)}",
+                hint="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
+            )
+        if phase.residency == "resident":
+            raise PhaseError(
+                f"phase {phase.label!r} has residency='resident', but its data are the source {data.source.label!r}",
+                cause="a source is streamed",
+                hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
+            )
+        if isinstance(data.source, BatchSource):
+            _check_default_sampler(part, data.source)
     evaluated, epochs = EvaluationRows(data.rows), None
     if not isinstance(data.source, BatchSource):
         combined = combinations_of(on_host, phase.all_losses, metrics, plan, graph)
@@ -297,23 +303,6 @@ def _check_streams(samplers: Samplers | None, metrics: Sequence[BoundMetric], pl
         sampler = samplers.get(name) if isinstance(samplers, Mapping) else samplers
         if sampler is not None:
             check_stream(stream, name, sampler.streams)
-
-
-def _check_source(phase: PhaseSettings, part: PhaseSettings, source: Source, on_host: Collection[str]) -> None:
-    if on_host:
-        raise PhaseError(
-            f"phase {phase.label!r} streams the source {source.label!r}, but estimators cannot learn from a source",
-            cause=f"nodes that learn by partial_fit: {', '.join(on_host)}",
-            hint="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
-        )
-    if phase.residency == "resident":
-        raise PhaseError(
-            f"phase {phase.label!r} has residency='resident', but its data are the source {source.label!r}",
-            cause="a source is streamed",
-            hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
-        )
-    if isinstance(source, BatchSource):
-        _check_default_sampler(part, source)
 
 
 def _check_default_sampler(part: PhaseSettings, source: Source) -> None:
