@@ -492,10 +492,13 @@ class FeatureSet(_SplitRows):
         self._store = ColumnStore(table, self._schema)
         self._splits: NamedSplits[FeatureSetView] = NamedSplits(label)
         self._transforms = Transforms()
+        self._check_rows()
+        self._store.check_readable(self.features + self.targets)
+
+    def _check_rows(self) -> None:  # a schema has none
         if len(self) == 0:
             available = f"columns: {listed(self.columns)}"
             raise DataError(f"{self._label!r} has no rows", available=available, hint="pass data with rows")
-        self._store.check_readable(self.features + self.targets)
 
     @classmethod
     def from_dict(
