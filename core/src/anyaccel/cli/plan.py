@@ -257,7 +257,11 @@ def run_explain(target: PlanTarget, node: str, as_json: bool) -> int:
     plan, _, _ = target.plan()
     if as_json:
         print_json(
-            {"node": node, "explanation": plan.explain(node), **plan.to_dict()["assignments"][_place(plan, node)]}
+            {
+                "node": node,
+                "explanation": plan.explain(node),
+                **plan.to_dict()["assignments"][[assignment.node for assignment in plan.assignments].index(node)],
+            }
         )
     else:
         print_line(plan.explain(node))
@@ -282,10 +286,6 @@ def status_of(plan: Plan) -> int:
     if plan.fits is False:
         return DOES_NOT_FIT
     return NOT_COVERED if plan.not_covered else FITS
-
-
-def _place(plan: Plan, node: str) -> int:
-    return [assignment.node for assignment in plan.assignments].index(node)
 
 
 def _conclusion(plan: Plan) -> int:

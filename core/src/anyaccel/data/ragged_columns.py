@@ -176,7 +176,12 @@ def padded_table(table: Any, pads: dict[str, Pad]) -> Any:
         check_ragged(stamped, pa.chunked_array([lists]))
         table = table.set_column(index, stamped, pa.chunked_array([lists]))
         if pad.mask is not None:
-            masks[pad.mask] = _mask(pad.mask, lists, replace(padding, value=0, mask=None))
+            padding = replace(padding, value=0, mask=None)
+            dtype_of_mask = mask_dtype(np.dtype(column_spec(pad.mask, lists.type.value_type).dtype))
+            ones = pa.array(np.ones(len(lists.values), dtype_of_mask))
+            mask = pa.LargeListArray.from_arrays(lists.offsets, ones)
+            mask_field = pa.field(pad.mask, mask.type, metadata={b"anyaccel.role": b"feature"})
+            masks[pad.mask] = padding.stamped(mask_field), pa.chunked_array([mask])
     for field, mask in masks.values():
         table = table.append_column(field, mask)
     return table
@@ -188,14 +193,6 @@ def _not_lists(name: str, dtype: Any) -> ColumnError:
         available="lists, or arrays, one for each row",
         hint="leave it out of pad=",
     )
-
-
-def _mask(name: str, lists: Any, padding: Padding) -> tuple[Any, Any]:
-    dtype = mask_dtype(np.dtype(column_spec(name, lists.type.value_type).dtype))
-    ones = pa.array(np.ones(len(lists.values), dtype))
-    mask = pa.LargeListArray.from_arrays(lists.offsets, ones)
-    field = pa.field(name, mask.type, metadata={b"anyaccel.role": b"feature"})
-    return padding.stamped(field), pa.chunked_array([mask])
 
 
 def _not_rows(name: str, problem: str) -> ColumnError:

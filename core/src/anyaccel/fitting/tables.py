@@ -616,7 +616,21 @@ def raw_table(user_data: Any, features: Names | Mapping[str, Names], target: Nam
             )
             raise PhaseError(problem, hint="leave preprocess= out")
         if hasattr(table, "iloc") or isinstance(table, Mapping):
-            _check_numbers(table, list(chosen or ()))
+            names = list(chosen or ())
+            others: list[str] = []
+            for column_name in names:
+                values = table[column_name]
+                kind = str(getattr(values, "dtype", "object"))
+                is_text = kind == "object" and any(isinstance(value, str) for value in values)
+                if is_text or kind in ("str", "string", "category") or kind.startswith(("datetime", "<U")):
+                    others.append(column_name)
+            if others:
+                numbers = [column_name for column_name in names if column_name not in others]
+                word = "column" if len(others) == 1 else "columns"
+                raise ColumnError(
+                    f"{word} {listed(map(repr, others))} are not numbers, but preprocess=None does not change columns",
+                    hint=f"leave preprocess= out to encode them, or name the other columns: features={numbers}",
+                )
         return user_data
     is_asked = how.is_sized or changed or not isinstance(how.preprocess, str)
     if not is_asked and not _has_more_than_numbers(table, chosen):
@@ -767,28 +781,6 @@ def _check_text_classes(name: str, column: Any) -> None:
 
 def _is_like_number(value: str) -> bool:
     return share_like(pa.chunked_array([pa.array([value])]), NUMBERS) > 0
-
-
-def _check_numbers(table: Any, names: Sequence[str]) -> None:
-    """Refuse columns that are not numbers, because `preprocess=None` leaves them unchanged.
-
-    Raises:
-        ColumnError: A column holds text, dates or categories.
-    """
-    others: list[str] = []
-    for name in names:
-        values = table[name]
-        kind = str(getattr(values, "dtype", "object"))
-        is_text = kind == "object" and any(isinstance(value, str) for value in values)
-        if is_text or kind in ("str", "string", "category") or kind.startswith(("datetime", "<U")):
-            others.append(name)
-    if others:
-        numbers = [name for name in names if name not in others]
-        word = "column" if len(others) == 1 else "columns"
-        raise ColumnError(
-            f"{word} {listed(map(repr, others))} are not numbers, but preprocess=None does not change columns",
-            hint=f"leave preprocess= out to encode them, or name the other columns: features={numbers}",
-        )
 
 
 def _has_more_than_numbers(table: Any, names: Sequence[str] | None) -> bool:

@@ -212,7 +212,17 @@ class Evaluation:
                 break
             self._policy.make_room(all_means, self._policy.batch_size)
         parts = self._group.outputs_of_all(parts)
-        self._check_one_length(parts)
+        for metric in self._metrics:
+            rows = self._rows.of(metric.feature_set, metric.stream)
+            all_outputs = parts.get(next(iter(self._names[metric.node]), ""), ())
+            by_row = len(metric.columns) == 1 and rows.is_ragged(metric.columns[0])
+            if not by_row and (any(map(rows.is_ragged, metric.columns)) or _differ(all_outputs)):
+                raise SpecError(
+                    f"metric {metric.label!r} on node {metric.node!r} compares values that differ in "
+                    "length, and would count the padding of the shorter ones",
+                    hint=f"leave the metric out, and compute it from results.prediction({metric.node!r}), which is "
+                    "padded with NaN after each batch, and the lengths of the rows",
+                )
         outputs = {name: _joined_outputs(name, arrays) for name, arrays in parts.items()}
         self._probabilities.look(outputs)
         metrics = {metric.label: self._measure(metric, outputs) for metric in self._metrics}
@@ -222,24 +232,6 @@ class Evaluation:
         }
         total = sum(loss.weight * means[loss.label] for loss, _ in self._losses) if self._losses else float("nan")
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
-
-    def _check_one_length(self, parts: Mapping[str, Sequence[np.ndarray]]) -> None:
-        """Refuse values that differ in length for a metric, which would count the padding like the rows.
-
-        Raises:
-            SpecError: a metric takes values that differ in length.
-        """
-        for metric in self._metrics:
-            rows = self._rows.of(metric.feature_set, metric.stream)
-            outputs = parts.get(next(iter(self._names[metric.node]), ""), ())
-            by_row = len(metric.columns) == 1 and rows.is_ragged(metric.columns[0])
-            if not by_row and (any(map(rows.is_ragged, metric.columns)) or _differ(outputs)):
-                raise SpecError(
-                    f"metric {metric.label!r} on node {metric.node!r} compares values that differ in "
-                    "length, and would count the padding of the shorter ones",
-                    hint=f"leave the metric out, and compute it from results.prediction({metric.node!r}), which is "
-                    "padded with NaN after each batch, and the lengths of the rows",
-                )
 
     def _attempt(
         self, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]

@@ -11,7 +11,7 @@ from anyaccel import rng
 from anyaccel.adapter.outer_contexts import OuterContexts, left_contexts
 from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.backend import Backend
-from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Sampler, SimpleSampler, Source
+from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Sampler, SimpleSampler
 from anyaccel.data.padding import padding_of
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms import relevant_transforms
@@ -35,7 +35,7 @@ from anyaccel.phases.loading.residency import (
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.row_alignment import combinations_of
-from anyaccel.phases.settings import PhaseSettings, Samplers
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.suggestions import did_you_mean
 
@@ -238,11 +238,24 @@ def _draw(
                 hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
             )
         if isinstance(data.source, BatchSource):
-            _check_default_sampler(part, data.source)
+            own_samplers = part.sampler.values() if isinstance(part.sampler, Mapping) else [part.sampler]
+            chosen = [type(sampler).__name__ for sampler in own_samplers if type(sampler) is not SimpleSampler]
+            if chosen:
+                raise PhaseError(
+                    f"phase {part.label!r} has a {chosen[0]}, but its data are the source {data.source.label!r}",
+                    cause="a source of batches decides which rows make a batch",
+                    hint="leave the sampler out, use a MapSource, or read the source into memory: "
+                    "FeatureSet.from_dict(...)",
+                )
     evaluated, epochs = EvaluationRows(data.rows), None
     if not isinstance(data.source, BatchSource):
         combined = combinations_of(on_host, phase.all_losses, metrics, plan, graph)
-        _check_streams(samplers, metrics, plan)
+        streams = {(column.feature_set, column.stream) for column in plan.columns}
+        streams |= {(metric.feature_set, metric.stream) for metric in metrics}
+        for feature_set, stream in sorted(streams):
+            sampler = samplers.get(feature_set) if isinstance(samplers, Mapping) else samplers
+            if sampler is not None:
+                check_stream(stream, feature_set, sampler.streams)
         evaluated, epochs = part.draw(data.rows, list(combined))
         if part.trains:
             process_groups(phase, graph).check_epochs(part, plan, epochs)
@@ -294,27 +307,6 @@ def _factory(
     if group.random_key:  # what it draws while reading: other rows are read here
         seed = rng.key(seed, *group.random_key)
     return map_source_loaders(plan, source, ranges, epochs, seed)
-
-
-def _check_streams(samplers: Samplers | None, metrics: Sequence[BoundMetric], plan: Plan) -> None:
-    read = {(column.feature_set, column.stream) for column in plan.columns}
-    read |= {(metric.feature_set, metric.stream) for metric in metrics}
-    for name, stream in sorted(read):
-        sampler = samplers.get(name) if isinstance(samplers, Mapping) else samplers
-        if sampler is not None:
-            check_stream(stream, name, sampler.streams)
-
-
-def _check_default_sampler(part: PhaseSettings, source: Source) -> None:
-    """A batch size may be the default; any other sampler was chosen, and would be ignored."""
-    samplers = part.sampler.values() if isinstance(part.sampler, Mapping) else [part.sampler]
-    chosen = [type(sampler).__name__ for sampler in samplers if type(sampler) is not SimpleSampler]
-    if chosen:
-        raise PhaseError(
-            f"phase {part.label!r} has a {chosen[0]}, but its data are the source {source.label!r}",
-            cause="a source of batches decides which rows make a batch",
-            hint="leave the sampler out, use a MapSource, or read the source into memory: FeatureSet.from_dict(...)",
-        )
 
 
 def _check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collection[str]) -> None:

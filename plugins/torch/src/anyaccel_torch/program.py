@@ -750,23 +750,24 @@ def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
     for label, model in segment.frozen.items():
         if isinstance(model, nn.Module):
             for holder, other in holders:
-                _check_not_shared(label, model, holder, other)
-
-
-def _check_not_shared(frozen: str, model: nn.Module, holder: str, other: nn.Module) -> None:
-    kept = {id(parameter) for parameter in parameters(model).values()}
-    names = [name for name, value in parameters(other).items() if value.requires_grad and id(value) in kept]
-    parts = {id(part) for part in submodules(model)}
-    modes = [name for name, part in other.named_modules() if id(part) in parts and _depends_on_mode(part)]
-    if names or modes:
-        shared = f"the parameter {names[0]!r}" if names else f"the module {modes[0]!r}, which depends on the mode"
-        raise GraphError(
-            f"{holder} is trained and shares {shared} with node {frozen!r}, which is frozen",
-            hint="freeze both, use separate parameters, or set requires_grad=False for parameters that must not be "
-            "trained"
-            if names
-            else "freeze both, or use separate parameters",
-        )
+                kept = {id(parameter) for parameter in parameters(model).values()}
+                names = [name for name, value in parameters(other).items() if value.requires_grad and id(value) in kept]
+                parts = {id(part) for part in submodules(model)}
+                modes = [name for name, part in other.named_modules() if id(part) in parts and _depends_on_mode(part)]
+                if names or modes:
+                    shared = (
+                        f"the parameter {names[0]!r}"
+                        if names
+                        else f"the module {modes[0]!r}, which depends on the mode"
+                    )
+                    raise GraphError(
+                        f"{holder} is trained and shares {shared} with node {label!r}, which is frozen",
+                        hint="freeze both, use separate parameters, or set requires_grad=False for parameters "
+                        "that must not be "
+                        "trained"
+                        if names
+                        else "freeze both, or use separate parameters",
+                    )
 
 
 def _depends_on_mode(part: nn.Module) -> bool:
@@ -916,7 +917,15 @@ class OverlappedPass(BackwardPass):
         except RuntimeError as error:
             twice = _READY_TWICE.search(str(error))
             if twice is not None:
-                self._state.step.failure = _came_twice(self._parameters[int(twice[1])])
+                parameter = self._parameters[int(twice[1])]
+                self._state.step.failure = FrameworkError(
+                    f"the gradient of a parameter of shape {list(parameter.shape)} was computed twice in one "
+                    "backward pass, "
+                    "but not in the first step",
+                    cause="gradients are exchanged during the backward pass, so each must be computed once",
+                    hint="checkpoint with use_reentrant=False, or exchange all gradients after the pass: "
+                    f"{BUCKET_VARIABLE}=inf",
+                )
             elif self._state.step.failure is None:
                 raise
 
@@ -1003,12 +1012,3 @@ def _variables(roots: Sequence[Tensor]) -> set[Tensor]:
                 seen.add(following)
                 nodes.append(following)
     return found
-
-
-def _came_twice(parameter: Tensor) -> FrameworkError:
-    return FrameworkError(
-        f"the gradient of a parameter of shape {list(parameter.shape)} was computed twice in one backward pass, "
-        "but not in the first step",
-        cause="gradients are exchanged during the backward pass, so each must be computed once",
-        hint=f"checkpoint with use_reentrant=False, or exchange all gradients after the pass: {BUCKET_VARIABLE}=inf",
-    )

@@ -81,7 +81,13 @@ def input_data(
             if isinstance(data, Mapping)
             else {(data.label if isinstance(data, (Rows, Source)) else next(iter(sets))): data}
         )
-        _check_source_labels(label, by_label, sets)
+        for name, value in by_label.items():
+            if isinstance(value, Source) and name not in sets:
+                raise PhaseError(
+                    f"phase {label!r} received the source {name!r}",
+                    cause=f"the graph takes {', '.join(sets)}",
+                    hint=f"if these are the right data, pass data={{{next(iter(sets), 'LABEL')!r}: source}}",
+                )
         inferred = {name: as_source(name, value, sets[name]) for name, value in by_label.items() if name in sets}
         sources = {name: value for name, value in inferred.items() if value is not None}
         opened.batches.extend(value for value in sources.values() if isinstance(value, BatchSource))
@@ -211,16 +217,6 @@ def _streamed_source(
             hint="put all columns into one source, or read it into memory: FeatureSet.from_dict(...)",
         )
     return next(iter(sources.values()))
-
-
-def _check_source_labels(label: str, by_label: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> None:
-    for name, value in by_label.items():
-        if isinstance(value, Source) and name not in sets:
-            raise PhaseError(
-                f"phase {label!r} received the source {name!r}",
-                cause=f"the graph takes {', '.join(sets)}",
-                hint=f"if these are the right data, pass data={{{next(iter(sets), 'LABEL')!r}: source}}",
-            )
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
