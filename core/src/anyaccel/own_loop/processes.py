@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.streaming.random_states import RandomStates, from_arrays, to_arrays
+from anyaccel.errors import DataError
 from anyaccel.own_loop.plain_state import packed, unpacked
 from anyaccel.rng import key
 
@@ -85,20 +86,33 @@ class LoopProcesses:
         np.random.seed(seed % 2**32)
         self._seed_framework(seed)
 
-    def order(self, generators: RandomStates, states: Mapping[str, Any], number: int | None) -> Order:
+    def order(
+        self, generators: RandomStates, states: Mapping[str, Any], number: int | None, n_batches: int | None
+    ) -> Order:
         """Return the source of an epoch's order, which is the same in all processes.
 
         Args:
             generators: Generators of a loader, in addition to the global ones.
             states: States of all of them at the start of the epoch.
             number: Number of the epoch if the user has set it.
+            n_batches: Number of batches; None if it is unknown.
+
+        Raises:
+            DataError: The processes have different numbers of batches.
         """
+        first: Mapping[str, np.ndarray] = {}
+        if self.size > 1:
+            is_needed = self.rank == 0 and number is None
+            every = self.gather((n_batches, to_arrays(states) if is_needed else {}))
+            numbers, first = [other[0] for other in every], every[0][1]
+            if len(set(numbers)) > 1:
+                raise DataError(
+                    f"the loader has different numbers of batches in the processes: {', '.join(map(str, numbers))}",
+                    hint="create the loader from the whole data set in every process, without a DistributedSampler",
+                )
         if number is not None:
             return _SeededOrder(self, key(self.seed or 0, "order", number))
-        if self.size == 1:
-            return Order()
-        first = self.gather(to_arrays(states) if self.rank == 0 else {})[0]
-        return _SharedOrder(self, generators, first)
+        return Order() if self.size == 1 else _SharedOrder(self, generators, first)
 
 
 class _SharedOrder(Order):
