@@ -258,7 +258,7 @@ class Experiment(AttributeHints):
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], **given: Any) -> Experiment:
+    def from_config(cls, config: Mapping[str, Any], **objects: Any) -> Experiment:
         """Rebuild an experiment from the output of `get_config`.
 
         Args:
@@ -278,7 +278,7 @@ class Experiment(AttributeHints):
         if not isinstance(phases, (list, tuple)):
             problem = f"phases must be a list of phase configurations, got {shown(phases)}"
             raise ConfigError(problem, hint="pass the dict from get_config()")
-        graph = ModelGraph.from_config(config["graph"], **given)
+        graph = ModelGraph.from_config(config["graph"], **objects)
         read: list[Any] = [Phase.from_config(phase) for phase in phases]
         return cls(config.get("label", "experiment"), graph, read)
 
@@ -351,8 +351,8 @@ class Experiment(AttributeHints):
         """
         classes = checked_classes(allow)
         part, arrays = _read(folder)
-        given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer}
-        graph = ModelGraph.load(folder, **given, allow=classes, names=names, change=change, strict=strict)
+        objects: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer}
+        graph = ModelGraph.load(folder, **objects, allow=classes, names=names, change=change, strict=strict)
         hint = "pass them: load(folder, callbacks=[...]), or callbacks=[] for none"
         if phases is None:
             phases = [_read_phase(config, classes) for config in part["phases"]]
@@ -422,7 +422,7 @@ def _callback_parts(callbacks: Iterable[Callback]) -> list[dict[str, Any]]:
     return parts
 
 
-def _read_callbacks(given: Any, allow: Iterable[type], where: str, hint: str) -> tuple[Callback, ...]:
+def _read_callbacks(entries: Any, allow: Iterable[type], where: str, hint: str) -> tuple[Callback, ...]:
     """Return the callbacks of `callback_parts`; nothing is imported.
 
     Args:
@@ -434,10 +434,10 @@ def _read_callbacks(given: Any, allow: Iterable[type], where: str, hint: str) ->
     Raises:
         ConfigError: malformed; or a callback without a configuration, or of a class that is not allowed.
     """
-    if not isinstance(given, list) or not all(isinstance(entry, Mapping) for entry in given):
-        raise ConfigError(f"{where}: {shown(given)} are not saved callbacks", hint=_HINT)
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError(f"{where}: {shown(entries)} are not saved callbacks", hint=_HINT)
     classes: dict[str, type] = {**{class_name(cls): cls for cls in allow}, **_KNOWN}
-    return tuple(_read_callback(entry.get("class"), entry.get("config"), classes, where, hint) for entry in given)
+    return tuple(_read_callback(entry.get("class"), entry.get("config"), classes, where, hint) for entry in entries)
 
 
 def _read_callback(name: Any, config: Any, known: Mapping[str, type], where: str, hint: str) -> Callback:

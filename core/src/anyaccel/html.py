@@ -82,8 +82,8 @@ def joined(parts: Iterable[object]) -> Markup:
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
     """Return an element. Underscores in attribute names become hyphens; an attribute that is None is left out."""
-    given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
-    written = "".join(f' {name}="{escaped(value, 2000)}"' for name, value in given.items())
+    present = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
+    written = "".join(f' {name}="{escaped(value, 2000)}"' for name, value in present.items())
     return Markup(f"<{tag}{written}>{joined(children)}</{tag}>")
 
 

@@ -63,18 +63,18 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
         ConfigError: the variables contradict each other, are incomplete (WORLD_SIZE=2 without RANK, RANK without
             WORLD_SIZE, LOCAL_RANK alone), or do not define where the processes meet.
     """
-    given = os.environ if environment is None else environment
-    if not any(name in given for name in _NAMES):  # no launcher at all
+    variables_of_process = os.environ if environment is None else environment
+    if not any(name in variables_of_process for name in _NAMES):  # no launcher at all
         return None
-    variables = _innermost(given)
-    check_partial(given, variables)
+    variables = _innermost(variables_of_process)
+    check_partial(variables_of_process, variables)
     if variables is None:
         return None
-    rank, size = _place(given, variables)
+    rank, size = _place(variables_of_process, variables)
     if size == 1:
         return None
-    local = _local_place(given, variables, size)
-    address, port = _meeting_point(given, variables, size)
+    local = _local_place(variables_of_process, variables, size)
+    address, port = _meeting_point(variables_of_process, variables, size)
     return Launched(rank, size, local[0], address, port, local[1])
 
 
@@ -179,9 +179,9 @@ def _meeting_point(environment: Mapping[str, str], variables: Variables, size: i
     if address is not None and port is not None:
         return address, port
     missing = [name for name, value in {"MASTER_ADDR": address, "MASTER_PORT": port}.items() if value is None]
-    given = f"{variables.rank}={environment[variables.rank]} and {variables.size}={size}"
+    place = f"{variables.rank}={environment[variables.rank]} and {variables.size}={size}"
     raise ConfigError(
-        f"the environment has {given}, but not {' and '.join(missing)}, which say where the processes meet",
+        f"the environment has {place}, but not {' and '.join(missing)}, which say where the processes meet",
         hint="set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, the same in all "
         "processes (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset the first two for a single process",
     )
@@ -296,9 +296,9 @@ def local_size(environment: Environment, variables: Variables) -> int | None:
 
 def address_of(environment: Environment, variables: Variables, size: int) -> str | None:
     """Return the host of the first process: MASTER_ADDR, or from the launcher's hosts; None if unknown."""
-    given = environment.get("MASTER_ADDR")
-    if given:
-        return given
+    host = environment.get("MASTER_ADDR")
+    if host:
+        return host
     # mpirun inside an allocation of Slurm has the hosts of the job; a step has its own
     names = ("SLURM_STEP_NODELIST",) if variables is SLURM else ()
     hosts = next((environment[name] for name in (*names, "SLURM_JOB_NODELIST") if environment.get(name)), None)

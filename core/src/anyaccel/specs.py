@@ -108,10 +108,10 @@ def _name_of(own: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def is_own_optimizer(given: Any) -> bool:
+def is_own_optimizer(candidate: Any) -> bool:
     """Return whether an object could be a framework's own optimizer: a class, a function, or an object that updates."""
-    updates = any(hasattr(given, name) for name in ("update", "apply_gradients", "param_groups"))
-    return callable(given) or (updates and not isinstance(given, Mapping))
+    updates = any(hasattr(candidate, name) for name in ("update", "apply_gradients", "param_groups"))
+    return callable(candidate) or (updates and not isinstance(candidate, Mapping))
 
 
 @constructor_hints
@@ -262,8 +262,10 @@ class Loss(Spec):
             raise SpecError(f"loss {name!r} takes no arguments, got {', '.join(kwargs)}", hint="leave loss_kwargs out")
         if custom is not None and not callable(custom):
             raise SpecError(f"{custom!r} is not a loss", available=", ".join(LOSSES), hint="pass a name or a callable")
-        given = {key: _checked(f"loss {name!r}: ", key, v, takes[key]) for key, v in settings.items() if v is not None}
-        kwargs |= {key: value for key, value in given.items() if value != takes[key].default}
+        changed = {
+            key: _checked(f"loss {name!r}: ", key, v, takes[key]) for key, v in settings.items() if v is not None
+        }
+        kwargs |= {key: value for key, value in changed.items() if value != takes[key].default}
         assign_fields(self, name=name, own=custom, kwargs=kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -297,13 +299,13 @@ class LossTargets:
     ignored: int | None = None
 
 
-def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _optimizer_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a named optimizer with its defaults, checked."""
     if name not in OPTIMIZERS:
         raise _unknown("optimizer", name, OPTIMIZERS)
     what, takes = f"optimizer {name!r}", OPTIMIZERS[name].settings
-    _check_names(what, given, takes, also=("lr", "schedule", *_CLIPPING))
-    return {key: _checked(f"{what}: ", key, given.get(key, s.default), s) for key, s in takes.items()}
+    _check_names(what, settings, takes, also=("lr", "schedule", *_CLIPPING))
+    return {key: _checked(f"{what}: ", key, settings.get(key, s.default), s) for key, s in takes.items()}
 
 
 def _is_group(item: tuple[Any, Any]) -> bool:
@@ -345,8 +347,8 @@ def _unknown(what: str, name: object, known: Any) -> SpecError:
     return SpecError(f"no {what} is called {name!r}", available=", ".join(known), hint=hint)
 
 
-def _check_names(what: str, given: Mapping[str, Any], known: Any, also: tuple[str, ...] = ()) -> None:
-    unknown, available = [key for key in given if key not in known], [*also, *known]
+def _check_names(what: str, settings: Mapping[str, Any], known: Any, also: tuple[str, ...] = ()) -> None:
+    unknown, available = [key for key in settings if key not in known], [*also, *known]
     if unknown:
         meant = "lr" if unknown[0] in ("learning_rate", "learningrate", "step_size") else unknown[0]
         left = _LEFT_OUT.get(unknown[0])

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 
 def did_you_mean(
-    given: object, words: Iterable[object], otherwise: str = "use one of these names", *, cutoff: float = 0.6
+    unknown: object, words: Iterable[object], otherwise: str = "use one of these names", *, cutoff: float = 0.6
 ) -> str:
     """Return a hint: `did you mean 'CLOSEST'?`, or `otherwise` if no word is similar; equal words have a similarity of
     1.
     """
     texts = [str(word) for word in words]
-    same = [text for text in texts if text.casefold() == str(given).casefold()]
-    close = same or difflib.get_close_matches(str(given), texts, n=1, cutoff=cutoff)
+    same = [text for text in texts if text.casefold() == str(unknown).casefold()]
+    close = same or difflib.get_close_matches(str(unknown), texts, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 

@@ -164,8 +164,8 @@ class TrackingScope:
         target: Target of the runs; None turns logging off.
     """
 
-    def __init__(self, target: Any, given: Any, calls: list[TrackingScope]) -> None:
-        self.target, self._given, self._calls = target, given, calls
+    def __init__(self, target: Any, kept: Any, calls: list[TrackingScope]) -> None:
+        self.target, self._given, self._calls = target, kept, calls
         self._before = calls[-1] if calls else None
         calls[:] = [self]
 

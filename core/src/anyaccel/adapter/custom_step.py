@@ -209,9 +209,9 @@ class CustomStepProgram(ScopedProgram):
                 self._own.begin(self._buffers)
                 self._own_is_current = True
             key = self._traced.fold(self._key, self._traced.scalar(self._draws + 1))
-            given = self._own.run(batch, key)
+            figures = self._own.run(batch, key)
         self._draws += 1
-        return given
+        return figures
 
     def _collect(self) -> None:
         if self._own is not None and self._own_is_current:

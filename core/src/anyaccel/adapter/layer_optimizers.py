@@ -185,19 +185,20 @@ class LayerOptimizerRule(UpdateRule):
 
     def _copied(self) -> tuple[Any, Any]:
         """Return a copy of the given object by its configuration, and by its attributes, which this may lack."""
-        given: Any = self._given
-        without_rate = object.__new__(type(given))  # a schedule of the user's own need not have a configuration
-        vars(without_rate).update({**vars(given), "_learning_rate": None})
+        user_optimizer: Any = self._given
+        # a schedule of the user's own need not have a configuration
+        without_rate = object.__new__(type(user_optimizer))
+        vars(without_rate).update({**vars(user_optimizer), "_learning_rate": None})
         made = self._class.from_config({**without_rate.get_config(), "learning_rate": 1.0, _OF_ALL_NODES: None})
         usual = vars(made).copy()
-        for name, value in vars(given).items():
+        for name, value in vars(user_optimizer).items():
             if name in _NOT_COPIED or name.startswith((_EXCLUDED, "_self_")):
                 continue
             if _is_plain(value):
                 setattr(made, name, deepcopy(value))
             elif usual.get(name) is None or (callable(value) and callable(usual[name])):
                 setattr(made, name, value)
-        rate: Any = vars(given).get("_learning_rate")
+        rate: Any = vars(user_optimizer).get("_learning_rate")
         if not isinstance(rate, self._module.optimizers.schedules.LearningRateSchedule):
             return made, made.learning_rate
         factor = self._module.Variable(1.0, dtype=self._module.backend.floatx(), trainable=False)
@@ -324,12 +325,12 @@ class LayerOptimizerRule(UpdateRule):
     ) -> tuple[dict[str, Any], Slots]:
         """Update all parameters that have gradients."""
         built = self._for({name: parameters[name] for name in gradients})
-        given = [(built.parameters[name], parameters[name]) for name in gradients]
-        given += [(v, slots[name][slot]) for name, variables in built.slots.items() for slot, v in variables.items()]
-        given.append((built.rate, self._module.ops.cast(coefficients["rate"], built.rate.dtype)))
-        with self._module.StatelessScope(state_mapping=given) as scope:
+        states = [(built.parameters[name], parameters[name]) for name in gradients]
+        states += [(v, slots[name][slot]) for name, variables in built.slots.items() for slot, v in variables.items()]
+        states.append((built.rate, self._module.ops.cast(coefficients["rate"], built.rate.dtype)))
+        with self._module.StatelessScope(state_mapping=states) as scope:
             built.optimizer.apply([gradients[name] for name in built.parameters])
-            assigned = {id(variable) for variable, _ in given}
+            assigned = {id(variable) for variable, _ in states}
             if not set(scope.state_mapping) <= assigned:
                 raise SpecError(
                     f"the optimizer {self.optimizer.name} changes values that are not among its variables; "

@@ -149,8 +149,8 @@ class NamedLoss:
             return cast(ops, ops.xp.where(factor == 0, 0.0, array * factor), array.dtype) / mean_of
 
         def gradients() -> Sequence[Any]:
-            given = [None if gradient is None else times_factor(gradient) for gradient in parts.gradients()]
-            return [*given, *[None] * len(weights)]
+            scaled = [None if gradient is None else times_factor(gradient) for gradient in parts.gradients()]
+            return [*scaled, *[None] * len(weights)]
 
         return LossResult(ops.xp.sum(times_factor(losses)), weight, gradients)
 

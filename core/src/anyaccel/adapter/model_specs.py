@@ -70,15 +70,15 @@ def _indexed(name: str, sizes: Sequence[Any]) -> dict[str, Any]:
     return {f"{name}[{i}]": size for i, size in enumerate(sizes)}
 
 
-def check_input_shapes(model: str, spec: ModelSpec, built: Shapes, given: Shapes) -> None:
+def check_input_shapes(model: str, spec: ModelSpec, built: Shapes, taken: Shapes) -> None:
     """Check that a model that was built for some input shapes per sample also takes others.
 
     Raises:
         ShapeError: Its weights would have other shapes.
     """
-    if spec.weight_shapes(given) != spec.weight_shapes(built):
+    if spec.weight_shapes(taken) != spec.weight_shapes(built):
         raise ShapeError(
-            f"{model} cannot take inputs of shapes {_shown(given)}",
+            f"{model} cannot take inputs of shapes {_shown(taken)}",
             cause=f"it is built for {_shown(built)}",
             hint=f"pass inputs of these shapes, or create a new {model}",
         )

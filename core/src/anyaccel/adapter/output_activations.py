@@ -55,10 +55,10 @@ def _takes_logits(library: LayerLibrary, term: LossTerm) -> bool | None:
         return None
     if not callable(getattr(custom_loss, "get_config", None)) or isinstance(custom_loss, type):
         parameter = inspect.signature(custom_loss).parameters.get("from_logits")
-        given = term.loss.kwargs.get("from_logits", parameter.default if parameter is not None else None)
+        takes_logits = term.loss.kwargs.get("from_logits", parameter.default if parameter is not None else None)
     else:
-        given = custom_loss.get_config().get("from_logits")
-    return given if isinstance(given, bool) else None
+        takes_logits = custom_loss.get_config().get("from_logits")
+    return takes_logits if isinstance(takes_logits, bool) else None
 
 
 def _activation(library: LayerLibrary, segment: Segment, term: LossTerm) -> str:

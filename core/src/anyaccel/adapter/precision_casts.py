@@ -45,8 +45,8 @@ def apply_in_precision(
     else:
         cast_in = partial(cast_floating, ops, dtype=dtype)
         held = buffers if precision.is_mixed else {name: cast_in(array) for name, array in buffers.items()}
-        given = {name: cast_in(array) for name, array in parameters.items()}
-        outputs, after = apply(given, held, tuple(map(cast_in, inputs)))
+        in_precision = {name: cast_in(array) for name, array in parameters.items()}
+        outputs, after = apply(in_precision, held, tuple(map(cast_in, inputs)))
     whole_dtype = own_dtype(ops, parameters, inputs)
     outputs = tuple(
         output if output is None or whole_dtype is None else _back(ops, output, dtype, whole_dtype)

@@ -40,10 +40,10 @@ def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSp
         )
     for name, spec in expected.items():
         value = np.asarray(state[name])
-        given = TensorSpec(value.shape, _dtype_name(value.dtype))
-        if given != spec:
+        found_spec = TensorSpec(value.shape, _dtype_name(value.dtype))
+        if found_spec != spec:
             raise StateError(
-                f"{name} in the state is {given}",
+                f"{name} in the state is {found_spec}",
                 cause=f"{name} of the model is {spec}",
                 hint="load the state of a model with the same sizes and dtype",
             )

@@ -48,7 +48,7 @@ class WeightFiles(Capability):
 
 
 def plain_state(
-    backend: Any, model: Any, current: Mapping[str, Any], given: Mapping[str, np.ndarray]
+    backend: Any, model: Any, current: Mapping[str, Any], saved: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Return a state that was written while the model was wrapped, by its current names.
 
@@ -60,9 +60,9 @@ def plain_state(
     """
     files = backend.capability(WeightFiles)
     if files is None:
-        return dict(given)
+        return dict(saved)
     renamed: dict[str, np.ndarray] = {}
-    for name, array in given.items():
+    for name, array in saved.items():
         kind, _, rest = name.partition("/")
         _, _, parameter = rest.partition("/") if kind == "optimizer" else ("", "", rest)
         is_strange = f"parameters/{parameter}" not in current and name not in current

@@ -64,18 +64,18 @@ class DataSchema(FeatureSet):
         )
 
 
-def _empty(name: str, given: Mapping[str, Any]) -> tuple[Any, Any]:
+def _empty(name: str, saved: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return an Arrow field and a column of it without rows."""
-    if not isinstance(given["role"], str):
+    if not isinstance(saved["role"], str):
         raise TypeError(f"the role of {name!r} is not text")
-    if "dtype" not in given:
+    if "dtype" not in saved:
         return pa.field(name, pa.null()), pa.chunked_array([pa.array([], pa.null())])
-    dtype, shape = np.dtype(given["dtype"]), tuple(given["shape"])
-    if "padding" not in given:
+    dtype, shape = np.dtype(saved["dtype"]), tuple(saved["shape"])
+    if "padding" not in saved:
         column = pa.chunked_array([to_arrow(np.zeros((0, *shape), dtype=dtype))])
         return pa.field(name, column.type), column
     if not shape or math.prod(shape[1:]) > _LARGEST_ROW:
         raise ValueError(f"{name!r} has rows of shape {shape}")
     row = [np.zeros((1, *shape[1:]), dtype=dtype)]  # as short as can be: the shape may be of somebody else's file
     table = table_from_dict(name, {name: row}, RoleNames(name, (), ()), {name: Pad(0)}).slice(0, 0)
-    return Padding(**given["padding"]).stamped(table.schema.field(name)), table.column(name)
+    return Padding(**saved["padding"]).stamped(table.schema.field(name)), table.column(name)

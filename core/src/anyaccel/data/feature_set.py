@@ -536,8 +536,8 @@ class FeatureSet(_SplitRows):
                    [8, 1, 2]])
         """
         check_label(label)
-        given = RoleNames(features, target, tags)
-        return cls(label, dataframes.table_from_dict(label, data, given, pad))
+        names = RoleNames(features, target, tags)
+        return cls(label, dataframes.table_from_dict(label, data, names, pad))
 
     @classmethod
     def from_arrow(
@@ -571,9 +571,9 @@ class FeatureSet(_SplitRows):
             array([1., 2.])
         """
         check_label(label)
-        given = RoleNames(features, target, tags)
+        names = RoleNames(features, target, tags)
         joined, splits = hf_datasets.joined_splits(label, table) or (table, {})
-        made = cls(label, dataframes.table_from_arrow(label, joined, given, pad))
+        made = cls(label, dataframes.table_from_arrow(label, joined, names, pad))
         made.add_splits(splits)
         return made
 
@@ -608,8 +608,8 @@ class FeatureSet(_SplitRows):
             array([1., 2.])
         """
         check_label(label)
-        given = RoleNames(*(() if names is None else names for names in (features, target, tags)))
-        return cls(label, dataframes.table_from_frame(label, df, given, pad))
+        role_names = RoleNames(*(() if names is None else names for names in (features, target, tags)))
+        return cls(label, dataframes.table_from_frame(label, df, role_names, pad))
 
     @classmethod
     def from_csv(
@@ -688,8 +688,8 @@ class FeatureSet(_SplitRows):
             array([0, 1])
         """
         check_label(label)
-        given = RoleNames(features, target, tags)
-        return cls(label, parquet.table_from_parquet(label, path, given, row_groups, pad))
+        names = RoleNames(features, target, tags)
+        return cls(label, parquet.table_from_parquet(label, path, names, row_groups, pad))
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {len(view)}" for name, view in self.splits.items())
@@ -1030,10 +1030,10 @@ def _are_columns(columns: Any) -> bool:
 
 
 def columns_of_role(
-    rows: Rows, role: str, columns: tuple[str, ...], given: Names, also: tuple[str, ...] = ()
+    rows: Rows, role: str, columns: tuple[str, ...], chosen: Names, also: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Return the given names, which may also be in `also`; for None, all `columns` of a role."""
-    names = columns if given is None else names_of(given)
+    names = columns if chosen is None else names_of(chosen)
     for position, name in enumerate(names):
         if name not in columns and name not in also:
             actual = f", it is a {rows.role(name)}" if name in rows.columns else ""

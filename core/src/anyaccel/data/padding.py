@@ -55,12 +55,12 @@ class Pad:
             raise ColumnError(f"Pad: value={shown(self.value)} is not a number", hint="write Pad(0)")
         object.__setattr__(self, "value", self.value.item() if hasattr(self.value, "item") else self.value)
         for name in ("multiple_of", "length"):
-            given = getattr(self, name)
-            if given is None and name == "length":
+            value = getattr(self, name)
+            if value is None and name == "length":
                 continue
-            if not is_integer(given) or given < 1:
-                raise ColumnError(f"Pad: {name}={shown(given)} is not 1 or more", hint=f"write Pad(0, {name}=8)")
-            object.__setattr__(self, name, int(given))
+            if not is_integer(value) or value < 1:
+                raise ColumnError(f"Pad: {name}={shown(value)} is not 1 or more", hint=f"write Pad(0, {name}=8)")
+            object.__setattr__(self, name, int(value))
         if self.mask is not None and (not isinstance(self.mask, str) or not self.mask):
             raise ColumnError(f"Pad: mask={shown(self.mask)} is not a name", hint="write Pad(0, mask='mask')")
         if self.length is not None and self.length % self.multiple_of:

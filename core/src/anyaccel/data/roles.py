@@ -87,10 +87,10 @@ def of_role(roles: Mapping[str, str], role: str) -> tuple[str, ...]:
     return tuple(name for name, column_role in roles.items() if column_role == role)
 
 
-def names_of(given: Names) -> tuple[str, ...]:
+def names_of(value: Names) -> tuple[str, ...]:
     """Return column names as a tuple; a single text is one name, None means no names."""
-    is_single = isinstance(given, str) or not isinstance(given, Iterable)
-    names: tuple[Any, ...] = () if given is None else (given,) if is_single else tuple(given)
+    is_single = isinstance(value, str) or not isinstance(value, Iterable)
+    names: tuple[Any, ...] = () if value is None else (value,) if is_single else tuple(value)
     for name in names:
         if not isinstance(name, str):
             raise ColumnError(
@@ -147,10 +147,10 @@ def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnErro
     )
 
 
-def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[str, str]:
+def assign_roles(label: str, columns: Sequence[str], role_names: RoleNames) -> dict[str, str]:
     """Return the role of each chosen column, by name, in the order features, targets, tags."""
     roles: dict[str, str] = {}
-    for role, names in zip(ROLES, _without_rest(label, columns, given), strict=True):
+    for role, names in zip(ROLES, _without_rest(label, columns, role_names), strict=True):
         for name in names:
             if name not in columns:
                 raise no_column(label, name, columns)
@@ -161,33 +161,33 @@ def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[s
                     hint="name it once, or add a copy of it under another name",
                 )
             roles[name] = role
-    _check(label, columns, roles, needs_feature=given.tags is not ...)
+    _check(label, columns, roles, needs_feature=role_names.tags is not ...)
     return roles
 
 
-def _without_rest(label: str, columns: Sequence[str], given: RoleNames) -> list[tuple[str, ...]]:
+def _without_rest(label: str, columns: Sequence[str], role_names: RoleNames) -> list[tuple[str, ...]]:
     """Return names of the columns of each role; `...` becomes the columns that no role names."""
-    open_ = [role for role, names in zip(ROLES, given, strict=True) if names is ...]
+    open_ = [role for role, names in zip(ROLES, role_names, strict=True) if names is ...]
     if len(open_) > 1:
         raise ColumnError(
             f"both the {open_[0]}s and the {open_[1]}s of {label!r} are set to '...'",
             available=listed(columns),
             hint="use ... for one role, and name the columns of the others",
         )
-    named = [() if names is ... else names_of(names) for names in given]
+    named = [() if names is ... else names_of(names) for names in role_names]
     taken = {name for names in named for name in names}
     rest = names_of(dict.fromkeys(name for name in columns if name not in taken)) if open_ else ()
-    return [rest if names is ... else listed for names, listed in zip(given, named, strict=True)]
+    return [rest if names is ... else listed for names, listed in zip(role_names, named, strict=True)]
 
 
-def chosen_roles(label: str, schema: Any, given: RoleNames) -> dict[str, str]:
+def chosen_roles(label: str, schema: Any, role_names: RoleNames) -> dict[str, str]:
     """Return the role of each chosen column of an Arrow schema: as named, or from its metadata if all three are
     None.
     """
-    if all(names is None for names in given):
+    if all(names is None for names in role_names):
         return read_roles(label, schema)
-    roles = assign_roles(label, schema.names, given)
-    open_ = open_roles(given)
+    roles = assign_roles(label, schema.names, role_names)
+    open_ = open_roles(role_names)
     types = {name: schema.field(name).type for name, role in roles.items() if role in open_}
     check_rest(label, roles, {name: not_numbers(name, str(kind)) for name, kind in types.items() if not _fits(kind)})
     return roles
@@ -197,9 +197,9 @@ def _fits(arrow_type: Any) -> bool:
     return is_numeric(arrow_type) or is_numeric(list_leaf(arrow_type))
 
 
-def open_roles(given: RoleNames) -> list[str]:
+def open_roles(role_names: RoleNames) -> list[str]:
     """Return the role, of features and targets, that was given as `...`."""
-    return [role for role, names in zip(ROLES[:2], given, strict=False) if names is ...]
+    return [role for role, names in zip(ROLES[:2], role_names, strict=False) if names is ...]
 
 
 def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, ColumnError]) -> None:
@@ -220,8 +220,8 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
 
 def selected(label: str, roles: Mapping[str, str], features: Names, targets: Names, tags: Names) -> list[str]:
     """Return names of the columns that a selection keeps; None keeps all of the role, in their order."""
-    given = dict(zip(ROLES, (features, targets, tags), strict=True))
-    for role, names in given.items():
+    names_by_role = dict(zip(ROLES, (features, targets, tags), strict=True))
+    for role, names in names_by_role.items():
         for name in names_of(names):
             if name not in roles:
                 raise no_column(label, name, roles)
@@ -231,7 +231,7 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
                     available=f"{role}s: {listed(of_role(roles, role))}",
                     hint=f"name it among the {roles[name]}s",
                 )
-    kept = [of_role(roles, role) if names is None else names_of(names) for role, names in given.items()]
+    kept = [of_role(roles, role) if names is None else names_of(names) for role, names in names_by_role.items()]
     return list(assign_roles(label, list(roles), RoleNames(*kept)))
 
 

@@ -177,7 +177,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         DataError, ColumnError: The data cannot be read as a table, or columns do not fit.
         AnyaccelError: Any other error of the training phase.
     """
-    given, data, validation = data, readable(data), readable(validation)
+    passed, data, validation = data, readable(data), readable(validation)
     check_names(target=target, features=features)
     if isinstance(validation, str) and is_table(data) and Path(validation).suffix:
         validation = Path(validation)
@@ -227,7 +227,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     patience = defaults.get("early_stopping") if prepared.validation is not None else None
     stopping = _stopping(patience if early_stopping is None else early_stopping, prepared)
     if batch_size is not None and isinstance(prepared.train, BatchSource):
-        _check_batch_size(batch_size, given)
+        _check_batch_size(batch_size, passed)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(
@@ -271,7 +271,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
-    recipe = recipe_of(prepared, given, features=features, target=target, is_weighted=rows.is_asked, **read)
+    recipe = recipe_of(prepared, passed, features=features, target=target, is_weighted=rows.is_asked, **read)
     return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
 
 
@@ -295,13 +295,13 @@ def _not_finite(losses: Any, data: Any) -> PhaseError:
     )
 
 
-def _check_batch_size(batch_size: int, given: Any) -> None:
+def _check_batch_size(batch_size: int, data: Any) -> None:
     """Refuse a batch size for data that already come in batches.
 
     Raises:
         PhaseError: The batches have another size, or their size is unknown.
     """
-    size = getattr(given, "batch_size", None)
+    size = getattr(data, "batch_size", None)
     if size != batch_size:
         has = "that have their own size" if size is None else f"of {size} rows"
         problem = f"fit has batch_size={shown(batch_size)}, but the data come in batches {has}"
@@ -359,14 +359,14 @@ def _split_of(validation: EvalPhase) -> str:
 
 
 def _validation(
-    given: Any, prepared: TrainingData | LabelledData, metrics: Any, losses: Sequence[AppliedLoss]
+    validation: Any, prepared: TrainingData | LabelledData, metrics: Any, losses: Sequence[AppliedLoss]
 ) -> EvalPhase | None:
     has_metrics = bool(metrics) or not isinstance(metrics, (list, tuple))
-    if isinstance(given, EvalPhase):
+    if isinstance(validation, EvalPhase):
         if has_metrics:
-            problem = f"fit has metrics={shown(metrics)} and a validation {given.label!r} with its own metrics"
+            problem = f"fit has metrics={shown(metrics)} and a validation {validation.label!r} with its own metrics"
             raise PhaseError(problem, hint="write EvalPhase(..., metrics=[...])")
-        return given
+        return validation
     if prepared.validation is not None:
         return EvalPhase("validation", data=prepared.validation, metrics=metrics, losses=losses)
     if has_metrics:
@@ -375,12 +375,12 @@ def _validation(
     return None
 
 
-def _stopping(given: Any, prepared: TrainingData | LabelledData) -> list[Callback]:
-    if given is None or given is False:
+def _stopping(early_stopping: Any, prepared: TrainingData | LabelledData) -> list[Callback]:
+    if early_stopping is None or early_stopping is False:
         return []
-    if isinstance(given, EarlyStopping):
-        return [given]
-    patience = arguments.integer(PhaseError, "fit: ", "early_stopping", given, 1, 8)
+    if isinstance(early_stopping, EarlyStopping):
+        return [early_stopping]
+    patience = arguments.integer(PhaseError, "fit: ", "early_stopping", early_stopping, 1, 8)
     if prepared.validation is None:
         problem = f"fit has early_stopping={patience} but no validation loss to monitor"
         raise PhaseError(problem, hint="write validation=0.2, or early_stopping=EarlyStopping('loss')")

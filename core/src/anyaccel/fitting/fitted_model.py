@@ -528,8 +528,8 @@ def load(
                 folder, part, models=models, optimizer=optimizer, allow=allow, names=names, change=change, strict=strict
             )
             return fitted
-    given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer, "allow": allow}
-    graph = ModelGraph.load(folder, **given, names=names, change=change, strict=strict)
+    objects: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer, "allow": allow}
+    graph = ModelGraph.load(folder, **objects, names=names, change=change, strict=strict)
     loss = None if part.get("loss") is None else Loss.from_config(part["loss"])
     experiment = Experiment("fit", graph)
     results = part.get("results", ())

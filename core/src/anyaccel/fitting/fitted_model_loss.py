@@ -62,10 +62,10 @@ class FittedModelLoss(FittedModel):
     @property
     def columns(self) -> TableColumns:
         """Input that the model receives from each column, and the padding value of shorter rows."""
-        given = [(argument, name, "label") for argument, name in self.inputs.labels.items()]
-        given = [*((argument, name, "input") for argument, name in self.inputs.inputs.items()), *given]
+        arguments = [(argument, name, "label") for argument, name in self.inputs.labels.items()]
+        arguments = [*((argument, name, "input") for argument, name in self.inputs.inputs.items()), *arguments]
         columns = []
-        for argument, name, kind in given:
+        for argument, name, kind in arguments:
             treatment = f"given as {argument!r}"
             if argument in self._rules.pads:
                 treatment += f", {self._rules.pads[argument]} after the shorter rows of a batch"

@@ -154,11 +154,11 @@ class _Watch(Callback):
         self._reason = ""
 
     def steps_done(self, run: Run, steps: FinishedSteps) -> None:
-        given = steps.losses()
+        losses = steps.losses()
         if self._weights is None:
-            total = given.get("loss", np.full(len(steps), np.nan))
+            total = losses.get("loss", np.full(len(steps), np.nan))
         else:
-            total = np.sum([self._weights[name] * values for name, values in given.items()], axis=0)
+            total = np.sum([self._weights[name] * values for name, values in losses.items()], axis=0)
         for loss in total.tolist():
             if self._reason or len(self._losses) == self._n_steps:
                 break
@@ -217,8 +217,8 @@ def _nodes(graph: ModelGraph) -> list[ModelNode]:
 
 
 def _optimizers(graph: ModelGraph) -> list[Optimizer]:
-    given = [graph.optimizer, *(node.optimizer for node in _nodes(graph))]
-    return [optimizer for optimizer in given if optimizer is not None]
+    optimizers = [graph.optimizer, *(node.optimizer for node in _nodes(graph))]
+    return [optimizer for optimizer in optimizers if optimizer is not None]
 
 
 def _weights(phase: TrainPhase) -> dict[str, float] | None:

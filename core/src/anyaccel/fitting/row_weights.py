@@ -116,7 +116,7 @@ class RowColumns:
         parts = copy.split_random(shares, seed, stratify_by=strata or None, group_by=groups or None)
         return RowSplit(parts[TRAIN].rows, parts[VALIDATION].rows)
 
-    def weighted(self, prepared: TrainingData, losses: Sequence[AppliedLoss], given: Any) -> TrainingData:
+    def weighted(self, prepared: TrainingData, losses: Sequence[AppliedLoss], validation_data: Any) -> TrainingData:
         """Return the data with the weights of their rows as a column, including the validation data.
 
         Args:
@@ -143,7 +143,7 @@ class RowColumns:
         if isinstance(validation, Mapping):
             ((label, rows),) = validation.items()
             base = rows.view().feature_set
-            of_rows = self._of_rows(base, given, "the validation") * self._of_classes(base, by_class)
+            of_rows = self._of_rows(base, validation_data, "the validation") * self._of_classes(base, by_class)
             base = base.with_tags({column: of_rows})
             is_view = isinstance(rows, FeatureSetView)
             validation = {label: FeatureSetView(base, rows.name, rows.rows) if is_view else base}
@@ -180,15 +180,15 @@ class RowColumns:
         names = column_names(data)
         return list(tag_table(data, ...).column_names) if names is None else names
 
-    def _of_rows(self, data: FeatureSet, given: Any, what: str) -> np.ndarray:
+    def _of_rows(self, data: FeatureSet, weighted_rows: Any, what: str) -> np.ndarray:
         """Return the weight of each row, [n]."""
         weights: Any = self._sample_weight
         if weights is None:
             return np.ones(len(data))
         if isinstance(weights, str):
             where = f"column {weights!r}"
-            rows = given.view().feature_set if isinstance(given, (FeatureSet, FeatureSetView)) else None
-            column = tag_table(given, [weights]).column(weights) if rows is None else rows.column(weights)
+            rows = weighted_rows.view().feature_set if isinstance(weighted_rows, (FeatureSet, FeatureSetView)) else None
+            column = tag_table(weighted_rows, [weights]).column(weights) if rows is None else rows.column(weights)
             values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
         else:
             where, values = "sample_weight=", np.asarray(weights)

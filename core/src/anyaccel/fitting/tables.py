@@ -124,12 +124,12 @@ def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, N
     return {**x, **y}, tuple(x), tuple(y)
 
 
-def _named_columns(part: Any, given: Names, usual: str) -> dict[str, Any]:
+def _named_columns(part: Any, chosen: Names, usual: str) -> dict[str, Any]:
     names = getattr(part, "columns", None)
     if names is not None:
         return {name: part[name] for name in names_of(names)}
     step_name = getattr(part, "name", None)
-    only = names_of(given) or ((step_name,) if isinstance(step_name, str) else (usual,))
+    only = names_of(chosen) or ((step_name,) if isinstance(step_name, str) else (usual,))
     return {only[0] if len(only) == 1 else usual: part}
 
 
@@ -264,8 +264,8 @@ def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
         raise DataError(
             f"a tuple of {len(data)} arrays is not a table", hint="pass (x, y), or a dict of arrays and target='COLUMN'"
         )
-    given = {"feature": "x" if features is None else features, "target": "y" if target is None else target}
-    roles = {role: names_of(names) for role, names in given.items()}
+    names_by_role = {"feature": "x" if features is None else features, "target": "y" if target is None else target}
+    roles = {role: names_of(names) for role, names in names_by_role.items()}
     columns = {name: {"role": role, "dtype": "float32", "shape": ()} for role, names in roles.items() for name in names}
     source = as_source(LABEL, data, DataSchema.of(LABEL, columns))
     if source is None:
@@ -486,7 +486,7 @@ class RawTable:
     how: Preprocessing
 
 
-def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, how: Preprocessing) -> Any:
+def raw_table(user_data: Any, features: Names | Mapping[str, Names], target: Names, how: Preprocessing) -> Any:
     """Return the table to build features from; data that need no features are returned unchanged.
 
     Raises:
@@ -499,23 +499,25 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
         if changed or how.preprocess not in (None, "auto") or how.is_sized:
             problem = "fit has features by the arguments of the model, but a treated table becomes a single input"
             raise PhaseError(problem, hint="name the features in a list, or transform the columns first")
-        return given
-    if not is_table(given):
-        if isinstance(given, (FeatureSet, FeatureSetView)) and (how.is_sized or how.preprocess not in (None, "auto")):
-            data, rows = _selected(given, features, target)
+        return user_data
+    if not is_table(user_data):
+        if isinstance(user_data, (FeatureSet, FeatureSetView)) and (
+            how.is_sized or how.preprocess not in (None, "auto")
+        ):
+            data, rows = _selected(user_data, features, target)
             kept = tuple(name for name in data.features if name not in how.drop)
-            return RawTable(data, kept, rows, given, how)
+            return RawTable(data, kept, rows, user_data, how)
         if changed or how.preprocess not in (None, "auto"):
             what = changed[0] if changed else "preprocess"
             problem = f"fit has {what}={shown(getattr(how, what))}, but the data are not a table"
             raise PhaseError(problem, hint="pass a data frame, a mapping of arrays, or the path of a file")
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        if _is_parquet(given):
-            check_there(LABEL, os.path.expanduser(given))  # noqa: PTH111  (a Path would change a URL)
+        return user_data
+    if isinstance(user_data, (str, os.PathLike)):
+        if _is_parquet(user_data):
+            check_there(LABEL, os.path.expanduser(user_data))  # noqa: PTH111  (a Path would change a URL)
         else:
-            given = tag_table(given, ...)
-    table, pair_features, pair_target = named_pair(given, features, target)
+            user_data = tag_table(user_data, ...)
+    table, pair_features, pair_target = named_pair(user_data, features, target)
     if pair_target is None:
         raise no_target(column_names(table))
     targets = names_of(pair_target)
@@ -556,17 +558,17 @@ def raw_table(given: Any, features: Names | Mapping[str, Names], target: Names, 
             raise PhaseError(problem, hint="leave preprocess= out")
         if hasattr(table, "iloc") or isinstance(table, Mapping):
             _check_numbers(table, list(chosen or ()))
-        return given
+        return user_data
     is_asked = how.is_sized or changed or not isinstance(how.preprocess, str)
     if not is_asked and not _has_more_than_numbers(table, chosen):
-        return given
+        return user_data
     read = tag_table(table, ... if chosen is None else (*chosen, *targets))
     chosen = [name for name in read.column_names if name not in (*how.drop, *targets)] if chosen is None else chosen
     for name in targets:
         check_target(name, read.column(name))
     numeric = [name for name in targets if is_numeric(read.schema.field(name).type)]
     roles = {name: "target" if name in numeric else "tag" for name in (*chosen, *targets)}
-    return RawTable(FeatureSet(LABEL, stamp(read, roles)), tuple(chosen), None, given, how)
+    return RawTable(FeatureSet(LABEL, stamp(read, roles)), tuple(chosen), None, user_data, how)
 
 
 def no_target(columns: Sequence[str] | None) -> PhaseError:
@@ -607,27 +609,27 @@ CLASSES_OF_INTEGERS = 20
 """Maximum number of different integers that are treated as classes if no loss is named."""
 
 
-def loss_of_target(given: Any, target: Names) -> Loss:
+def loss_of_target(data: Any, target: Names) -> Loss:
     """Return the default loss of a target: cross_entropy for text, booleans and few integers, mse for other numbers.
 
     Raises:
         PhaseError: The data are not a table, have no target, or have targets of several kinds.
     """
     hint = "write loss='cross_entropy' for classes, loss='mse' for numbers"
-    if isinstance(given, RawTable):
-        _, _, target = named_pair(given.given, None, target)
-        given = given.data
-    if isinstance(given, (FeatureSet, FeatureSetView)):
-        names = names_of(target) or given.targets
-        columns = {name: given.column(name) for name in names}
-    elif is_table(given):
-        given, _, target = named_pair(given, None, target)
-        columns = {name: tag_table(given, [name]).column(name) for name in names_of(target)}
+    if isinstance(data, RawTable):
+        _, _, target = named_pair(data.given, None, target)
+        data = data.data
+    if isinstance(data, (FeatureSet, FeatureSetView)):
+        names = names_of(target) or data.targets
+        columns = {name: data.column(name) for name in names}
+    elif is_table(data):
+        data, _, target = named_pair(data, None, target)
+        columns = {name: tag_table(data, [name]).column(name) for name in names_of(target)}
     else:
-        source_of(given, None, target)  # says what is wrong with other data
+        source_of(data, None, target)  # says what is wrong with other data
         raise PhaseError("fit needs a loss: it cannot infer the kind of the targets from these data", hint=hint)
     if not columns:
-        raise no_target(column_names(given))
+        raise no_target(column_names(data))
     names_of_losses = {name: _loss_of_column(name, column) for name, column in columns.items()}
     if len(set(names_of_losses.values())) > 1 or (len(columns) > 1 and "mse" not in names_of_losses.values()):
         problem = f"fit needs a loss: its targets {listed(columns)} need {listed(names_of_losses.values())}"
@@ -759,7 +761,7 @@ def _is_no_plain_number(values: Any) -> bool:
 
 
 def training_data(
-    given: Any, *, features: Names, target: Names, loss_of: LossOf, validation: Any, scaler: Any, seed: int
+    user_data: Any, *, features: Names, target: Names, loss_of: LossOf, validation: Any, scaler: Any, seed: int
 ) -> TrainingData:
     """Return data for the arguments of `fit`; `loss_of` returns the named loss that compares a target, or None.
 
@@ -769,9 +771,9 @@ def training_data(
     """
     if scaler is not None:
         scaler = load(SETTINGS, "fit.scaler")(scaler)
-    raw = given if isinstance(given, RawTable) else None
-    if raw is None and not (is_table(given) or isinstance(given, (FeatureSet, FeatureSetView))):
-        source = source_of(given, features, target)
+    raw = user_data if isinstance(user_data, RawTable) else None
+    if raw is None and not (is_table(user_data) or isinstance(user_data, (FeatureSet, FeatureSetView))):
+        source = source_of(user_data, features, target)
         if scaler is not None:
             raise PhaseError("a source of batches is not scaled", hint="scale its rows first, or pass a table")
         if isinstance(validation, (Real, str)):
@@ -785,14 +787,14 @@ def training_data(
         _, _, target = named_pair(raw.given, features, target)
         if not is_table(raw.given):
             validation = _own_split(validation, raw.given, data)
-    elif is_table(given):
-        given, features, target = named_pair(given, features, target)
+    elif is_table(user_data):
+        user_data, features, target = named_pair(user_data, features, target)
         if target is None:
-            raise no_target(column_names(given))
-        data, rows = feature_set_of(given, ... if features is None else features, target), None
+            raise no_target(column_names(user_data))
+        data, rows = feature_set_of(user_data, ... if features is None else features, target), None
     else:
-        data, rows = _selected(given, features, target)
-        validation = _own_split(validation, given, data)
+        data, rows = _selected(user_data, features, target)
+        validation = _own_split(validation, user_data, data)
     if not data.targets and not _texts(data, target):
         texts = [f"target={name!r}" for name in data.tags if _texts(data, name)]
         raise PhaseError(
@@ -882,9 +884,9 @@ def _widths(data: FeatureSet, loss_of: LossOf) -> Widths:
     return Widths(n_features, n_outputs, n_features - len(treatment.cardinalities), treatment.cardinalities)
 
 
-def _selected(given: FeatureSet | FeatureSetView, features: Names, target: Names) -> tuple[FeatureSet, Any]:
+def _selected(data: FeatureSet | FeatureSetView, features: Names, target: Names) -> tuple[FeatureSet, Any]:
     """Return a copy of a feature set, for adding splits, and the rows of a view of it."""
-    base = given if isinstance(given, FeatureSet) else given.feature_set
+    base = data if isinstance(data, FeatureSet) else data.feature_set
     texts = _texts(base, target)
     numeric = None if target is None else [name for name in names_of(target) if name not in texts]
     for role, names, there in (("feature", names_of(features), base.features), ("target", numeric or (), base.targets)):
@@ -892,7 +894,7 @@ def _selected(given: FeatureSet | FeatureSetView, features: Names, target: Names
         if wrong is not None:
             problem = f"fit: column {wrong!r} of {base.label!r} is not a {role} of it"
             raise ColumnError(problem, available=listed(there), hint=_ROLES)
-    return base.select(features, numeric), None if isinstance(given, FeatureSet) else given.rows
+    return base.select(features, numeric), None if isinstance(data, FeatureSet) else data.rows
 
 
 def _texts(data: FeatureSet, target: Names) -> list[str]:
@@ -1016,18 +1018,18 @@ def _registered(data: FeatureSet, rows: Any, usual: str = "given") -> str:
     return name
 
 
-def _own_split(given: Any, data: FeatureSet | FeatureSetView, copy: FeatureSet) -> Any:
+def _own_split(validation: Any, data: FeatureSet | FeatureSetView, copy: FeatureSet) -> Any:
     """Return the name of the split with the rows of a view of the data; any other validation unchanged."""
-    if isinstance(given, FeatureSetView) and given.feature_set is data.view().feature_set:
-        return _registered(copy, given.rows, VALIDATION)
-    return given
+    if isinstance(validation, FeatureSetView) and validation.feature_set is data.view().feature_set:
+        return _registered(copy, validation.rows, VALIDATION)
+    return validation
 
 
-def _other(given: Any, data: FeatureSet) -> FeatureSet | FeatureSetView:
+def _other(validation: Any, data: FeatureSet) -> FeatureSet | FeatureSetView:
     """Return rows of another table to validate on, transformed like the data."""
-    if isinstance(given, (FeatureSet, FeatureSetView)):
-        return transformed_like(given, data)
-    if not is_table(given):
-        problem = f"validation={shown(given)} does not fit a table"
+    if isinstance(validation, (FeatureSet, FeatureSetView)):
+        return transformed_like(validation, data)
+    if not is_table(validation):
+        problem = f"validation={shown(validation)} does not fit a table"
         raise PhaseError(problem, hint="pass a fraction of the rows, the name of a split, or another table")
-    return transformed_like(new_rows(given, columns_before_transforms(data)), data)
+    return transformed_like(new_rows(validation, columns_before_transforms(data)), data)

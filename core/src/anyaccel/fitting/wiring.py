@@ -73,30 +73,30 @@ class FitLosses:
         PhaseError, SpecError: An object is not a loss.
     """
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, losses: Any) -> None:
         self._by_target: dict[str, Loss] = {}
         self._applied: tuple[AppliedLoss, ...] = ()
-        if isinstance(given, Mapping):
-            wrong = [name for name in given if not isinstance(name, str)]
-            if wrong or not given:
+        if isinstance(losses, Mapping):
+            wrong = [name for name in losses if not isinstance(name, str)]
+            if wrong or not losses:
                 raise PhaseError(
-                    f"fit: loss={shown(given)} must have columns of targets as its keys",
+                    f"fit: loss={shown(losses)} must have columns of targets as its keys",
                     hint="write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}",
                 )
-            self._by_target = {name: _loss(loss) for name, loss in given.items()}
-        elif isinstance(given, AppliedLoss):
-            self._applied = (given,)
-        elif isinstance(given, (list, tuple)):
-            wrong = [loss for loss in given if not isinstance(loss, AppliedLoss)]
-            if wrong or not given:
+            self._by_target = {name: _loss(loss) for name, loss in losses.items()}
+        elif isinstance(losses, AppliedLoss):
+            self._applied = (losses,)
+        elif isinstance(losses, (list, tuple)):
+            wrong = [loss for loss in losses if not isinstance(loss, AppliedLoss)]
+            if wrong or not losses:
                 raise PhaseError(
-                    f"fit: loss={shown(given)} is not a list of AppliedLoss objects",
+                    f"fit: loss={shown(losses)} is not a list of AppliedLoss objects",
                     available="a loss, {'COLUMN': loss, ...}, or AppliedLoss objects",
                     hint="write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}",
                 )
-            self._applied = tuple(given)
-        elif given is not None:
-            self._applied = (AppliedLoss(_loss(given), on="model", label="model"),)
+            self._applied = tuple(losses)
+        elif losses is not None:
+            self._applied = (AppliedLoss(_loss(losses), on="model", label="model"),)
 
     @property
     def targets(self) -> list[str] | None:
@@ -158,5 +158,5 @@ class FitLosses:
         )
 
 
-def _loss(given: Any) -> Loss:
-    return given if isinstance(given, Loss) else Loss(given)
+def _loss(loss: Any) -> Loss:
+    return loss if isinstance(loss, Loss) else Loss(loss)

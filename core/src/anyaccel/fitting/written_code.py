@@ -47,7 +47,7 @@ class Recipe:
 
 def recipe_of(
     prepared: Any,
-    given: Any,
+    user_data: Any,
     *,
     validation: Any,
     losses: Any,
@@ -69,21 +69,21 @@ def recipe_of(
         named = [f"loss[{place}]" for place in range(len(losses))]
     data = prepared.data
     if isinstance(data, Source):
-        return Recipe(_source_lines(data, given), (), tuple(named))
+        return Recipe(_source_lines(data, user_data), (), tuple(named))
     if is_weighted or any(treatment_in(fitted) is not None for fitted in data.transforms):
         return Recipe((), (), tuple(named))
     texts = [name for fitted in data.transforms if fitted.role == "target" for name in fitted.results]
     roles = {"features": list(data.features), "target": [name for name in data.targets if name not in texts]}
     roles |= {"tags": [*data.tags, *texts]} if data.tags or texts else {}
-    lines = list(_reading_lines("data", given, roles, features is None and target is None))
+    lines = list(_reading_lines("data", user_data, roles, features is None and target is None))
     lines += [_transform_line(fitted, scaler) for fitted in data.transforms if fitted.fit_on == "all"]
     if prepared.casts:
         lines.append(f"{_DATA} = {_DATA}.cast({prepared.casts!r})")
-    rows = f"{_DATA}.take(data.rows, name='given')" if isinstance(given, FeatureSetView) else _DATA
+    rows = f"{_DATA}.take(data.rows, name='given')" if isinstance(user_data, FeatureSetView) else _DATA
     if prepared.share is not None:
         shares = {TRAIN: 1.0 - prepared.share, VALIDATION: prepared.share}
         lines.append(f"{rows}.split_random({shares!r}, seed={seed})")
-    elif isinstance(given, FeatureSetView):
+    elif isinstance(user_data, FeatureSetView):
         lines.append(f"{_DATA}.add_split({prepared.train!r}, data.rows)")
         if isinstance(validation, FeatureSetView) and isinstance(prepared.validation, str):
             lines.append(f"{_DATA}.add_split({prepared.validation!r}, validation.rows)")
@@ -99,43 +99,43 @@ def recipe_of(
     return Recipe(tuple(lines), tuple(other), tuple(named))
 
 
-def _source_lines(source: Source, given: Any) -> tuple[str, ...]:
-    if isinstance(given, Source):
+def _source_lines(source: Source, data: Any) -> tuple[str, ...]:
+    if isinstance(data, Source):
         return ("source = data",)
     roles = {"features": list(source.features), "target": list(source.targets)}
     roles |= {"tags": list(source.tags)} if source.tags else {}
     return (f"source = aa.{type(source).__name__}({source.label!r}, data, {_keywords(roles)})",)
 
 
-def _reading_lines(variable: str, given: Any, roles: Mapping[str, Any], is_whole: bool) -> tuple[str, ...]:
-    if isinstance(given, (FeatureSet, FeatureSetView)):
-        base = variable if isinstance(given, FeatureSet) else f"{variable}.feature_set"
+def _reading_lines(variable: str, data: Any, roles: Mapping[str, Any], is_whole: bool) -> tuple[str, ...]:
+    if isinstance(data, (FeatureSet, FeatureSetView)):
+        base = variable if isinstance(data, FeatureSet) else f"{variable}.feature_set"
         chosen = {} if is_whole else {"features": roles["features"], "target": roles["target"]}
         return (f"{_DATA} = {base}.select({_keywords(chosen)})",)
-    return (f"{_DATA} = {_reader(variable, given, roles)}",)
+    return (f"{_DATA} = {_reader(variable, data, roles)}",)
 
 
-def _reader(variable: str, given: Any, roles: Mapping[str, Any]) -> str:
+def _reader(variable: str, data: Any, roles: Mapping[str, Any]) -> str:
     """Return the call that reads a table."""
     columns = _keywords(roles)
-    if isinstance(given, (str, os.PathLike)):
-        suffix = Path(given).suffix.lower()
+    if isinstance(data, (str, os.PathLike)):
+        suffix = Path(data).suffix.lower()
         if suffix in (".csv", ".tsv", ".txt"):
             delimiter = ", delimiter='\\t'" if suffix == ".tsv" else ""
             return f"aa.FeatureSet.from_csv('data', {variable}, {columns}{delimiter})"
         return f"aa.FeatureSet.from_parquet('data', {variable}, {columns})"
-    if is_pair(given):
+    if is_pair(data):
         sides = ((0, roles["features"]), (1, [*roles["target"], *roles.get("tags", ())]))
-        parts = [_pair_part(f"{variable}[{place}]", given[place], names) for place, names in sides]
+        parts = [_pair_part(f"{variable}[{place}]", data[place], names) for place, names in sides]
         return f"aa.FeatureSet.from_dict('data', {{{', '.join(parts)}}}, {columns})"
-    if isinstance(given, list):
+    if isinstance(data, list):
         names = [name for columns in roles.values() for name in columns]
         variable = f"{{name: [row.get(name) for row in {variable}] for name in {names}}}"
-    if getattr(getattr(given, "dtype", None), "names", None):
+    if getattr(getattr(data, "dtype", None), "names", None):
         variable = f"{{name: {variable}[name] for name in {variable}.dtype.names}}"
-    if isinstance(given, (Mapping, list, np.ndarray)):
+    if isinstance(data, (Mapping, list, np.ndarray)):
         return f"aa.FeatureSet.from_dict('data', {variable}, {columns})"
-    reader = "from_arrow" if has_table(given) else "from_pandas"
+    reader = "from_arrow" if has_table(data) else "from_pandas"
     return f"aa.FeatureSet.{reader}('data', {variable}, {columns})"
 
 
@@ -175,17 +175,17 @@ def code_of_fit(graph: ModelGraph, phase: TrainPhase, recipe: Recipe) -> str:
     lines.append(f"node = aa.ModelNode({node.label!r}, model, {_upstream(node, data, name)}{outputs})")
     optimizer = "" if graph.optimizer is None else f", {_written(graph.optimizer, 'optimizer')}"
     lines.append(f"graph = aa.ModelGraph([node]{optimizer}, seed={graph.seed})")
-    given = {"data": name if is_source and recipe.data else _data_code(phase.data, "fitted.phase.data")}
+    arguments = {"data": name if is_source and recipe.data else _data_code(phase.data, "fitted.phase.data")}
     if phase.losses:
-        given["losses"] = f"[{', '.join(map(loss_code, phase.losses))}]"
+        arguments["losses"] = f"[{', '.join(map(loss_code, phase.losses))}]"
     if isinstance(phase.validation, EvalPhase):
         evaluated = _settings(phase.validation, {"data": _validation_code(phase.validation.data, recipe)}, "validation")
         if phase.validation.losses:
             own = iter(recipe.losses)
             evaluated["losses"] = f"[{', '.join(map(loss_code, phase.validation.losses))}]"
-        given["validation"] = _call("aa.EvalPhase", repr(phase.validation.label), evaluated)
-    given = {**given, **_settings(phase, given, "")}
-    lines += [f"phase = {_call('aa.TrainPhase', repr(phase.label), given, each_line=True)}"]
+        arguments["validation"] = _call("aa.EvalPhase", repr(phase.validation.label), evaluated)
+    arguments = {**arguments, **_settings(phase, arguments, "")}
+    lines += [f"phase = {_call('aa.TrainPhase', repr(phase.label), arguments, each_line=True)}"]
     lines.append("results = aa.Experiment('fit', graph).run_phase(phase)")
     needed = ("anyaccel_sklearn.transforms.class_encoder", "sklearn.preprocessing")
     imports = [f"import {module}" for module in needed if any(f"{module}." in line for line in lines)]
@@ -299,10 +299,10 @@ def _takes_first(cls: Callable[..., Any], name: str) -> bool:
 def _call(
     name: str, first: str | None, keywords: Mapping[str, str], *, cls: Any = None, each_line: bool = False
 ) -> str:
-    given = dict(keywords)
-    if cls is not None and given and _takes_first(cls, next(iter(given))):
-        first = given.pop(next(iter(given)))
-    parts = [*([first] if first is not None else []), *(f"{key}={value}" for key, value in given.items())]
+    arguments = dict(keywords)
+    if cls is not None and arguments and _takes_first(cls, next(iter(arguments))):
+        first = arguments.pop(next(iter(arguments)))
+    parts = [*([first] if first is not None else []), *(f"{key}={value}" for key, value in arguments.items())]
     if each_line:
         return f"{name}(\n{''.join(f'    {part},{chr(10)}' for part in parts)})"
     return f"{name}({', '.join(parts)})"

@@ -122,8 +122,8 @@ class AppliedLoss(Spec):
             "label": self.label or None,
         }
         columns = {"sample_weight": self.sample_weight, "mask": self.mask}
-        given = {name: column for name, column in columns.items() if column is not None}
-        return {"loss": self.loss.get_config(), **values, **given}
+        named = {name: column for name, column in columns.items() if column is not None}
+        return {"loss": self.loss.get_config(), **values, **named}
 
 
 def _column(where: str, name: str, column: Any, loss: Loss) -> str | None:

@@ -85,14 +85,14 @@ def _differ(written: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
     return any(written.get(key) != current.get(key) for key in _COMPARED)
 
 
-def check_arrays(given: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None:
+def check_arrays(saved: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None:
     """Check that the arrays of transforms in a state equal those of the transforms of a graph's data.
 
     Raises:
         StateError: they differ; names the transforms.
     """
     configs, current = data_configs(nodes)
-    different = {name for name in {*given, *current} if not _equal(given.get(name), current.get(name))}
+    different = {name for name in {*saved, *current} if not _equal(saved.get(name), current.get(name))}
     if not different:
         return
     labels = sorted({name.removeprefix(PREFIX).partition("/")[0] for name in different})
@@ -103,7 +103,7 @@ def check_arrays(given: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None
         cause="; ".join(
             [f"transforms of {label!r} here: {names}" for label, names in own.items()]
             + [f"the state has {', '.join(lacking[:5])}" * bool(lacking)]
-            + ["the state has no transforms" * (not given)]
+            + ["the state has no transforms" * (not saved)]
         ).strip("; "),
         hint="build the graph on data with the same transforms: new.transform_like(data); "
         "ModelGraph.load(folder) restores them",
@@ -118,7 +118,7 @@ def _equal(first: np.ndarray | None, second: np.ndarray | None) -> bool:
 
 
 def with_schemas(
-    config: Any, arrays: Mapping[str, np.ndarray], given: Mapping[str, FeatureSet], allow: Iterable[type] = ()
+    config: Any, arrays: Mapping[str, np.ndarray], feature_sets: Mapping[str, FeatureSet], allow: Iterable[type] = ()
 ) -> list[FeatureSet]:
     """Return the given feature sets, and those that a graph's configuration has in addition, without rows.
 
@@ -127,7 +127,7 @@ def with_schemas(
         TransformError: the library of a transform is not installed.
     """
     data = config.get("data") if isinstance(config, Mapping) else None
-    read = dict(given)
+    read = dict(feature_sets)
     for label, entry in (data if isinstance(data, Mapping) else {}).items():
         if label not in read:
             transforms = read_transforms(_listed(label, entry), arrays, allow)
@@ -136,17 +136,17 @@ def with_schemas(
 
 
 def _listed(label: str, entry: Any) -> list[Mapping[str, Any]]:
-    given = entry.get("transforms") if isinstance(entry, Mapping) else None
-    if not isinstance(given, list) or not all(isinstance(entry, Mapping) for entry in given):
+    transforms = entry.get("transforms") if isinstance(entry, Mapping) else None
+    if not isinstance(transforms, list) or not all(isinstance(entry, Mapping) for entry in transforms):
         raise ConfigError(f"{shown(entry)} is not the configuration of the data {label!r}", hint=_HINT)
-    return given
+    return transforms
 
 
 def _columns(label: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = entry.get("columns")
-    if not isinstance(given, Mapping) or not all(isinstance(column, Mapping) for column in given.values()):
-        raise ConfigError(f"{shown(given)} are not the columns of the data {label!r}", hint=_HINT)
-    return given
+    columns = entry.get("columns")
+    if not isinstance(columns, Mapping) or not all(isinstance(column, Mapping) for column in columns.values()):
+        raise ConfigError(f"{shown(columns)} are not the columns of the data {label!r}", hint=_HINT)
+    return columns
 
 
 def _shown(configs: Iterable[Mapping[str, Any]]) -> str:

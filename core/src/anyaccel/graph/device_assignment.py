@@ -469,26 +469,28 @@ def check_loss_scale(assigned: Mapping[str, Assignment]) -> None:
 
 
 def matmul_precisions(
-    phase: str, given: Any, assigned: Mapping[str, Assignment]
+    phase: str, requested: Any, assigned: Mapping[str, Assignment]
 ) -> list[tuple[ComputesPrecision, Any]]:
     """Return each backend of a graph with the setting for matrix multiplications that a phase gives it.
 
     Raises:
         PhaseError: a setting that no framework of the graph has, or for a framework that is not in it.
     """
-    if given is None:
+    if requested is None:
         return []
     backends = {
         assignment.framework: assignment.backend.capability(ComputesPrecision) for assignment in assigned.values()
     }
     allowed = {name: () if computes is None else computes.matmul_precisions for name, computes in backends.items()}
     by_framework = (
-        dict(given) if isinstance(given, Mapping) else {name: given for name in allowed if _has(allowed[name], given)}
+        dict(requested)
+        if isinstance(requested, Mapping)
+        else {name: requested for name in allowed if _has(allowed[name], requested)}
     )
     available = "; ".join(f"{name}: {', '.join(map(repr, values))}" for name, values in allowed.items() if values)
-    for name, value in by_framework.items() or [("", given)]:
+    for name, value in by_framework.items() or [("", requested)]:
         if name not in allowed or not _has(allowed[name], value):
-            setting = {name: value} if isinstance(given, Mapping) else given
+            setting = {name: value} if isinstance(requested, Mapping) else requested
             raise PhaseError(
                 f"phase {phase!r}: no framework of the graph has matmul_precision={shown(setting)}",
                 available=available,
@@ -501,7 +503,7 @@ def matmul_precisions(
     ]
 
 
-def float32_notes(given: Any, assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
+def float32_notes(setting: Any, assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
     """Yield how defaults of the frameworks change float32, if a phase does not set its matrix multiplication
     precision.
     """
@@ -509,7 +511,7 @@ def float32_notes(given: Any, assigned: Mapping[str, Assignment], nodes: Mapping
     for label, assignment in assigned.items():
         model, computes = getattr(nodes[label], "model", None), assignment.backend.capability(ComputesPrecision)
         narrow = bool(assignment.precision) and NodePrecision(assignment.precision).dtype != "float32"
-        if given is None and model is not None and not narrow and computes is not None:
+        if setting is None and model is not None and not narrow and computes is not None:
             found.append(computes.float32_note(model, assignment.device))
     yield from filter(None, dict.fromkeys(found))
 

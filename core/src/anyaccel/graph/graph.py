@@ -311,10 +311,10 @@ class ModelGraph(AttributeHints):
             ((1,), ['r2'])
         """
         is_list = len(phases) == 1 and isinstance(phases[0], (list, tuple))
-        given = tuple(phases[0]) if is_list else phases
-        if not given:
+        chain = tuple(phases[0]) if is_list else phases
+        if not chain:
             raise PhaseError(f"graph {self.label!r} received no phases", hint="write graph.run(TrainPhase(...))")
-        first, *others = (checked_runnable(phase, f"experiment {self.label!r}") for phase in given)
+        first, *others = (checked_runnable(phase, f"experiment {self.label!r}") for phase in chain)
         results = first.run_on(self, *others, callbacks=callbacks, progress=progress, resume=resume)
         return results if is_list or others else results[0]
 

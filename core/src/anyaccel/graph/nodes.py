@@ -63,20 +63,20 @@ def one_of(where: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
     raise GraphError(f"{where}unknown {name}={shown(value)}", available=", ".join(map(repr, choices)), hint=hint)
 
 
-def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
-    """Return `given` as an Optimizer. A name or an optimizer of a framework is converted, None stays None.
+def checked_optimizer(optimizer: Any, whose: str) -> Optimizer | None:
+    """Return an optimizer as an Optimizer. A name or an optimizer of a framework is converted, None stays None.
 
     Raises:
         GraphError: it is not an optimizer.
     """
-    if given is None or isinstance(given, Optimizer):
-        return given
-    if not (isinstance(given, str) or is_own_optimizer(given)):
+    if optimizer is None or isinstance(optimizer, Optimizer):
+        return optimizer
+    if not (isinstance(optimizer, str) or is_own_optimizer(optimizer)):
         raise GraphError(
-            f"the optimizer of {whose} is an object of {type(given).__name__}",
+            f"the optimizer of {whose} is an object of {type(optimizer).__name__}",
             hint="write optimizer=Optimizer('adam', lr=1e-3)",
         )
-    return Optimizer(given)
+    return Optimizer(optimizer)
 
 
 @constructor_hints
@@ -300,18 +300,18 @@ def refuse_settings(node: ModelNode, *names: str) -> None:
             raise GraphError(problem, hint=f"leave {name} out")
 
 
-def _outputs(label: str, given: Any) -> tuple[str, ...]:
-    names = tuple(given) if isinstance(given, (list, tuple)) else ()
+def _outputs(label: str, outputs: Any) -> tuple[str, ...]:
+    names = tuple(outputs) if isinstance(outputs, (list, tuple)) else ()
     if not names or len(set(map(str, names))) < len(names):
         raise GraphError(
-            f"node {label!r}: outputs must be distinct names, got {given!r}",
+            f"node {label!r}: outputs must be distinct names, got {outputs!r}",
             hint="write ['mean', 'variance']",
         )
     return tuple(check_label(name, "an output") for name in names)
 
 
-def _upstreams(label: str, given: Any) -> tuple[Upstream, ...]:
-    several = given if isinstance(given, (list, tuple)) else [given]
+def _upstreams(label: str, upstreams: Any) -> tuple[Upstream, ...]:
+    several = upstreams if isinstance(upstreams, (list, tuple)) else [upstreams]
     if not several:
         raise _no_upstream(label)
     return tuple(_upstream(label, upstream) for upstream in several)
@@ -321,11 +321,11 @@ def _no_upstream(label: str) -> GraphError:
     return GraphError(f"node {label!r} has no upstream", hint="pass feature_set.reference(...) or the label of a node")
 
 
-def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path, ...]]:
+def _arguments(label: str, inputs: Any) -> tuple[tuple[Upstream, ...], tuple[Path, ...]]:
     """Return the inputs of a model and the path of each in its call; no paths if all are positional arguments."""
-    if not isinstance(given, (list, tuple, Mapping)):
-        return _upstreams(label, given), ()
-    pairs = list(_paths(label, given, ()))
+    if not isinstance(inputs, (list, tuple, Mapping)):
+        return _upstreams(label, inputs), ()
+    pairs = list(_paths(label, inputs, ()))
     if not pairs:
         raise _no_upstream(label)
     upstreams, paths = zip(*pairs, strict=True)
@@ -337,11 +337,11 @@ def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path
     return tuple(checked), () if is_positional else paths
 
 
-def _with_batch_axes(label: str, arguments: tuple[Path, ...], count: int, given: Any) -> tuple[Path, ...]:
+def _with_batch_axes(label: str, arguments: tuple[Path, ...], count: int, batch_axes: Any) -> tuple[Path, ...]:
     """Return the paths of a model's arguments with the axes of the batch, if one is not the first."""
     paths = arguments or tuple((i,) for i in range(count))
     names = [".".join(map(str, path)) for path in paths]
-    by_name = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    by_name = batch_axes if isinstance(batch_axes, Mapping) else dict.fromkeys(names, batch_axes)
     for name, axis in by_name.items():
         if name not in names:
             raise GraphError(
@@ -357,16 +357,16 @@ def _with_batch_axes(label: str, arguments: tuple[Path, ...], count: int, given:
     return ArgumentPaths(paths, axes) if any(axes) else arguments
 
 
-def _paths(label: str, given: Any, path: Path) -> Iterator[tuple[Any, Path]]:
-    if isinstance(given, Mapping):
-        items: Iterable[tuple[Any, Any]] = given.items()
-    elif isinstance(given, (list, tuple)):
-        items = enumerate(given)
+def _paths(label: str, inputs: Any, path: Path) -> Iterator[tuple[Any, Path]]:
+    if isinstance(inputs, Mapping):
+        items: Iterable[tuple[Any, Any]] = inputs.items()
+    elif isinstance(inputs, (list, tuple)):
+        items = enumerate(inputs)
     else:
-        yield given, path
+        yield inputs, path
         return
     for key, item in items:
-        if not isinstance(key, (str, int)) or (isinstance(given, Mapping) and not isinstance(key, str)):
+        if not isinstance(key, (str, int)) or (isinstance(inputs, Mapping) and not isinstance(key, str)):
             raise GraphError(
                 f"node {label!r} has an upstream under {key!r}, which is not text",
                 hint="write {'NAME': feature_set.reference(...)}, with the argument names of the model's call",
@@ -374,30 +374,31 @@ def _paths(label: str, given: Any, path: Path) -> Iterator[tuple[Any, Path]]:
         yield from _paths(label, item, (*path, key))
 
 
-def _upstream(label: str, given: Any, *, by_keyword: bool = False) -> Upstream:
-    if isinstance(given, Reference) and not by_keyword:
-        _refuse_targets(label, given)
-    if isinstance(given, (str, Reference)):
-        return given
-    if isinstance(given, (ModelNode, ConcatNode)):
-        return given.label
-    if isinstance(given, FeatureSet):
-        return given.reference()
+def _upstream(label: str, upstream: Any, *, by_keyword: bool = False) -> Upstream:
+    if isinstance(upstream, Reference) and not by_keyword:
+        _refuse_targets(label, upstream)
+    if isinstance(upstream, (str, Reference)):
+        return upstream
+    if isinstance(upstream, (ModelNode, ConcatNode)):
+        return upstream.label
+    if isinstance(upstream, FeatureSet):
+        return upstream.reference()
     raise GraphError(
-        f"node {label!r} has an upstream of type {type(given).__name__}",
+        f"node {label!r} has an upstream of type {type(upstream).__name__}",
         hint="pass feature_set.reference(...), a node, or the label of a node",
     )
 
 
-def _refuse_targets(label: str, given: Reference) -> None:
+def _refuse_targets(label: str, reference: Reference) -> None:
     """Refuse targets among the features of a model, because it would learn to repeat them."""
-    leaking = [name for name in given.features if name in given.feature_set.targets]
+    leaking = [name for name in reference.features if name in reference.feature_set.targets]
     if leaking:
         raise GraphError(
-            f"node {label!r} takes {', '.join(leaking)} as an input, which is a target of {given.feature_set.label!r}",
-            available=f"features: {', '.join(given.feature_set.features)}",
+            f"node {label!r} takes {', '.join(leaking)} as an input, which is a target of "
+            f"{reference.feature_set.label!r}",
+            available=f"features: {', '.join(reference.feature_set.features)}",
             hint="for a model that computes its loss, pass all "
-            f"inputs by name: {{'labels': {given.feature_set.label}.reference({leaking[0]!r}), ...}}",
+            f"inputs by name: {{'labels': {reference.feature_set.label}.reference({leaking[0]!r}), ...}}",
         )
 
 

@@ -195,13 +195,13 @@ _DEVICES, _SPECS, _TUPLES = (
 _NOT_COMPARED = ("backend", "native_device")
 
 
-def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
+def read_entry(cls: type, saved: Mapping[str, Any]) -> Any:
     """Return an entry of a plan from plain data; its backend is None.
 
     Raises:
         KeyError, TypeError, ValueError: malformed.
     """
-    plain = dict(given)
+    plain = dict(saved)
     read: dict[str, Any] = {
         **{name: Device.parse(plain.pop(name)) for name in _DEVICES if name in plain},
         **{name: _spec(spec) for name in _SPECS if (spec := plain.pop(name, None))},
@@ -227,15 +227,15 @@ def _list(value: Any) -> list[Any] | tuple[Any, ...]:
     return value
 
 
-def _rejection(given: Mapping[str, Any]) -> Rejection:
-    made = cast(Rejection, _checked(Rejection(**given)))
+def _rejection(entry: Mapping[str, Any]) -> Rejection:
+    made = cast(Rejection, _checked(Rejection(**entry)))
     if made.level not in LEVELS:
         raise ValueError(f"{made.level!r} is not one of {', '.join(LEVELS)}")
     return made
 
 
-def _spec(given: Mapping[str, Any]) -> TensorSpec:
-    spec = TensorSpec(tuple(given["shape"]), given["dtype"])
+def _spec(entry: Mapping[str, Any]) -> TensorSpec:
+    spec = TensorSpec(tuple(entry["shape"]), entry["dtype"])
     if not isinstance(spec.dtype, str) or not all(type(size) is int and size >= 0 for size in spec.shape):
         raise TypeError("a shape must contain ints, and a dtype must be text")
     return spec

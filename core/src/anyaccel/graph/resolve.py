@@ -292,8 +292,8 @@ class _Resolver:
                 )
             if label in trained or before:
                 live.add(label)
-        given = (self._shapes.outputs, self._shapes.training_only)
-        return frozenset(name for label in live for names in given for name in names.get(label, ()))
+        by_node = (self._shapes.outputs, self._shapes.training_only)
+        return frozenset(name for label in live for names in by_node for name in names.get(label, ()))
 
     def _groups(self, trained: Iterable[str]) -> tuple[ParameterGroup, ...]:
         groups: dict[str, ParameterGroup] = {}
@@ -1068,10 +1068,10 @@ def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
     """
     if not takes_classes(loss.loss) or not output.shape:
         return output.shape
-    axis, given = class_axis(loss.loss.kwargs, output), loss.loss.kwargs.get("class_axis", -1)
-    if given == 0 or axis >= len(output.shape) or given < -len(output.shape):
+    axis, wanted = class_axis(loss.loss.kwargs, output), loss.loss.kwargs.get("class_axis", -1)
+    if wanted == 0 or axis >= len(output.shape) or wanted < -len(output.shape):
         raise ShapeError(
-            f"{loss.loss.name} on node {loss.on!r} has class_axis={given}, but its output is {output} after the batch",
+            f"{loss.loss.name} on node {loss.on!r} has class_axis={wanted}, but its output is {output} after the batch",
             cause="axis 0 is the batch",
             available=f"1 to {len(output.shape)}, or -1",
             hint="write class_axis=1 for [batch, classes, ...], or leave it out for [batch, ..., classes]",

@@ -71,10 +71,10 @@ def by_label(feature_sets: Iterable[FeatureSet]) -> dict[str, FeatureSet]:
     labelled: dict[str, FeatureSet] = {}
     is_several = isinstance(feature_sets, Iterable) and not isinstance(feature_sets, str)
     values = feature_sets.values() if isinstance(feature_sets, Mapping) else feature_sets
-    given = list(values) if is_several else []
-    if not is_several or not all(isinstance(item, FeatureSet) for item in given):
+    sets = list(values) if is_several else []
+    if not is_several or not all(isinstance(item, FeatureSet) for item in sets):
         raise ConfigError(f"feature_sets={shown(feature_sets)} are not feature sets", hint="write feature_sets=[data]")
-    for feature_set in given:
+    for feature_set in sets:
         if labelled.setdefault(feature_set.label, feature_set) is not feature_set:
             raise ConfigError(f"two feature sets are called {feature_set.label!r}", hint="give each a unique label")
     return labelled
@@ -190,7 +190,7 @@ def class_name(cls: type) -> str:
 
 
 def read_nodes(
-    given: Iterable[Any], sets: Mapping[str, FeatureSet], models: Mapping[str, Any], allow: Sequence[type]
+    entries: Iterable[Any], sets: Mapping[str, FeatureSet], models: Mapping[str, Any], allow: Sequence[type]
 ) -> list[Node]:
     """Rebuild nodes from plain data; `models` has models by node label, `allow` the classes that may be named.
 
@@ -198,7 +198,7 @@ def read_nodes(
         ConfigError: malformed, or names an object that is neither registered nor given.
     """
     known, nodes = dict(models), []
-    for entry in given:
+    for entry in entries:
         node = _read_node(entry, sets, known, allow)
         if isinstance(node, ModelNode):
             known.setdefault(node.label, node.model)

@@ -460,14 +460,14 @@ def check_data_formats(
     for label in formats:
         for upstream in nodes[label].upstreams:
             source = upstream.partition(".")[0] if isinstance(upstream, str) else ""
-            given, wanted = formats.get(source, ("", ""))[1], formats[label][0]
-            if given and wanted and given != wanted:
+            produced, wanted = formats.get(source, ("", ""))[1], formats[label][0]
+            if produced and wanted and produced != wanted:
                 spec = specs.get(str(upstream))
                 shape = "" if spec is None else f" {list(spec.shape)}"
                 raise ShapeError(
                     f"node {label!r} ({backends[label].framework}) expects images as {wanted}, but "
-                    f"{source!r} ({backends[source].framework}) returns them as {given}{shape}",
-                    hint=f"add a model between them that moves the channels, or build one of them {given}",
+                    f"{source!r} ({backends[source].framework}) returns them as {produced}{shape}",
+                    hint=f"add a model between them that moves the channels, or build one of them {produced}",
                 )
 
 
@@ -516,13 +516,13 @@ def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec | None] | 
         evaluated: Outputs of a model in evaluation.
         training: Outputs of the model in training.
     """
-    usual, given = with_batch(evaluated), with_batch(training)
-    by_path = {output.path: output for output in given}
+    usual, trained = with_batch(evaluated), with_batch(training)
+    by_path = {output.path: output for output in trained}
     named: list[OutputSpec | None] = [by_path.get(output.path) for output in usual]
-    first = next((candidate for candidate in (named, [*given[: len(usual)]]) if _same_specs(usual, candidate)), None)
+    first = next((candidate for candidate in (named, [*trained[: len(usual)]]) if _same_specs(usual, candidate)), None)
     if first is None and any(named) and _same_specs(usual, [name or usual[i] for i, name in enumerate(named)]):
         first = named
-    return None if first is None else [*first, *(output for output in given if output not in first)]
+    return None if first is None else [*first, *(output for output in trained if output not in first)]
 
 
 def _same_specs(usual: Outputs, training: Sequence[OutputSpec | None]) -> bool:
@@ -548,13 +548,13 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
     Raises:
         PhaseError: it returns something else.
     """
-    usual, given, outputs = with_batch(evaluated), with_batch(training), matched(evaluated, training)
+    usual, trained, outputs = with_batch(evaluated), with_batch(training), matched(evaluated, training)
     if not training:
         return
     if outputs is not None and len(outputs) == len(usual) + extra:
         _check_batch_values(label, evaluated, training)
         return
-    problem = f"node {label!r}: its model returns {_shown(given)} in training, but {_shown(usual)} in evaluation"
+    problem = f"node {label!r}: its model returns {_shown(trained)} in training, but {_shown(usual)} in evaluation"
     if outputs is not None and len(outputs) > len(usual):
         names = [path_name((output or usual[i]).path) for i, output in enumerate(outputs)]
         names = names if all(map(str.isidentifier, names)) else [f"out{i}" for i in range(len(outputs))]
@@ -603,7 +603,7 @@ def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputS
             raise PhaseError(
                 f"node {label!r}: its model returns {name.removeprefix(label + '.')!r} in evaluation, but not in "
                 "training",
-                available=", ".join(name for name, given in zip(names, training, strict=False) if given is not None),
+                available=", ".join(name for name, spec in zip(names, training, strict=False) if spec is not None),
                 hint=f"do not use it in losses or other nodes, freeze {label!r}, or return it in training too",
             )
 
@@ -718,15 +718,15 @@ def output_names(node: Node, paths: Sequence[Path]) -> tuple[str, ...]:
     Raises:
         GraphError: the node names another number of outputs.
     """
-    given = node.outputs if isinstance(node, ModelNode) else None
-    if given is not None and len(given) != len(paths):
+    names = node.outputs if isinstance(node, ModelNode) else None
+    if names is not None and len(names) != len(paths):
         raise GraphError(
-            f"node {node.label!r} names {len(given)} outputs, but its model returns {len(paths)}",
+            f"node {node.label!r} names {len(names)} outputs, but its model returns {len(paths)}",
             hint="name all outputs, or none",
         )
-    if len(paths) == 1 and given is None:
+    if len(paths) == 1 and names is None:
         return (node.label,)
-    return tuple(f"{node.label}.{name}" for name in (given or map(path_name, paths)))
+    return tuple(f"{node.label}.{name}" for name in (names or map(path_name, paths)))
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
@@ -829,7 +829,7 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
             for parameter in parameters
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         ]
-        known, given = [parameter.name for parameter in taken], {path[0] for path in node.arguments}
+        known, passed = [parameter.name for parameter in taken], {path[0] for path in node.arguments}
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         for path in node.arguments:
             if isinstance(path[0], str) and path[0] not in known and not takes_any:
@@ -841,9 +841,9 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
         missing = [
             parameter.name
             for parameter in taken
-            if parameter.default is parameter.empty and parameter.name not in given
+            if parameter.default is parameter.empty and parameter.name not in passed
         ]
-        if missing and not any(isinstance(name, int) for name in given):
+        if missing and not any(isinstance(name, int) for name in passed):
             raise GraphError(
                 f"node {node.label!r}: its model needs the input {missing[0]!r}, which is missing",
                 available=", ".join(known),

@@ -52,7 +52,7 @@ class _NodePart(NamedTuple):
     n_loaded: int
 
 
-def load_state(graph: HasState, given: Mapping[str, Any], *, strict: bool = True) -> None:
+def load_state(graph: HasState, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Load the output of `state`. Everything is checked before anything changes.
 
     Args:
@@ -64,11 +64,11 @@ def load_state(graph: HasState, given: Mapping[str, Any], *, strict: bool = True
     Raises:
         StateError: names, shapes or dtypes are not those of the graph; without `strict`, nothing fits.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(state, Mapping):
         raise StateError(
-            f"the state of a graph must be a mapping, got {type(given).__name__}", hint="pass the result of state()"
+            f"the state of a graph must be a mapping, got {type(state).__name__}", hint="pass the result of state()"
         )
-    arrays = {str(name): np.asarray(value) for name, value in given.items()}
+    arrays = {str(name): np.asarray(value) for name, value in state.items()}
     counts, by_node, differences = _sorted(graph, arrays)
     parts = {label: _node_part(graph, label, by_node[label], differences) for label in by_node}
     if differences and strict:
@@ -146,19 +146,19 @@ def _not_a_count(name: str, array: np.ndarray) -> str:
 
 
 def _node_part(
-    graph: HasState, label: str, given: Mapping[str, np.ndarray], differences: list[_Difference]
+    graph: HasState, label: str, arrays: Mapping[str, np.ndarray], differences: list[_Difference]
 ) -> _NodePart | None:
     """Return the matching arrays of a node, and add its differences; None if it has no values to load into."""
     current = values_of(graph, label)
     if not current and label in unknown_nodes(graph):
-        if given:
+        if arrays:
             differences.append(_unbuilt(graph, label))
         return None
-    given = plain_state(graph.shapes.backends[label], getattr(graph.nodes[label], "model", None), current, given)
-    values = {name: array for name, array in given.items() if not name.startswith((SLOTS, STEP))}
+    arrays = plain_state(graph.shapes.backends[label], getattr(graph.nodes[label], "model", None), current, arrays)
+    values = {name: array for name, array in arrays.items() if not name.startswith((SLOTS, STEP))}
     current = _with_loadable_shapes(graph, label, current, values)
     value_differences = list(_value_differences(label, current, values))
-    optimizer = {name: array for name, array in given.items() if name not in values}
+    optimizer = {name: array for name, array in arrays.items() if name not in values}
     found_slots = [*_slot_differences(label, current, optimizer), *_lacking_slots(graph, label, current, optimizer)]
     differences += [*value_differences, *found_slots]
     fitting = {name: array for name, array in values.items() if name in current and _alike(array, current[name])}
@@ -167,20 +167,20 @@ def _node_part(
 
 
 def _with_loadable_shapes(
-    graph: HasState, label: str, current: dict[str, np.ndarray], given: Mapping[str, np.ndarray]
+    graph: HasState, label: str, current: dict[str, np.ndarray], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Return the values of a node; where the model takes another shape, as if it had those that are given."""
     backend = graph.shapes.backends[label]
     differing = {
         name: TensorSpec(array.shape, array.dtype.name)
-        for name, array in given.items()
+        for name, array in arrays.items()
         if name in current and array.dtype == current[name].dtype and array.shape != current[name].shape
     }
     loading = backend.capability(LoadableShapes) if differing else None
     if loading is None:
         return current
     loadable = loading.loadable_shapes(getattr(graph.nodes[label], "model", None), differing)
-    return {**current, **{name: given[name] for name in loadable}}
+    return {**current, **{name: arrays[name] for name in loadable}}
 
 
 def _unbuilt(graph: HasState, label: str) -> _Difference:
@@ -192,38 +192,38 @@ def _unbuilt(graph: HasState, label: str) -> _Difference:
 
 
 def _value_differences(
-    label: str, current: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]
+    label: str, current: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
 ) -> Iterator[_Difference]:
-    missing, unknown = sorted(set(current) - set(given)), sorted(set(given) - set(current))
+    missing, unknown = sorted(set(current) - set(arrays)), sorted(set(arrays) - set(current))
     if missing or unknown:
         problems = [f"it lacks {', '.join(missing)}"] if missing else []
         problems += [f"the node has no {', '.join(unknown)}"] if unknown else []
         yield _Difference(f"the state of node {label!r} does not fit: {'; '.join(problems)}")
-    for name, array in given.items():
+    for name, array in arrays.items():
         if name in current and not _alike(array, current[name]):
             yield _unlike(f"{label}/{name}", array, current[name])
 
 
-def _alike(given: np.ndarray, current: np.ndarray) -> bool:
-    return given.shape == current.shape and given.dtype == current.dtype
+def _alike(array: np.ndarray, current: np.ndarray) -> bool:
+    return array.shape == current.shape and array.dtype == current.dtype
 
 
-def _unlike(name: str, given: np.ndarray, current: np.ndarray) -> _Difference:
+def _unlike(name: str, array: np.ndarray, current: np.ndarray) -> _Difference:
     return _Difference(
-        f"{name} is {given.dtype}{list(given.shape)} in the state and {current.dtype}{list(current.shape)} in the graph"
+        f"{name} is {array.dtype}{list(array.shape)} in the state and {current.dtype}{list(current.shape)} in the graph"
     )
 
 
 def _slot_differences(
-    label: str, current: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]
+    label: str, current: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
 ) -> Iterator[_Difference]:
     """Slots of named optimizers have the shape of their parameter; other optimizers may have any shape and dtype."""
-    if given and STEP not in given:
-        yield _Difference(f"the state of node {label!r} has {', '.join(sorted(given))} but no {STEP}")
+    if arrays and STEP not in arrays:
+        yield _Difference(f"the state of node {label!r} has {', '.join(sorted(arrays))} but no {STEP}")
         return
     defaults = ((rule, {key: it.default for key, it in rule.settings.items()}) for rule in OPTIMIZERS.values())
     named = {slot for rule, settings in defaults for slot in rule.slots(settings)}
-    for name, array in given.items():
+    for name, array in arrays.items():
         slot, _, parameter = name.removeprefix(SLOTS).partition("/")
         value = current.get(f"parameters/{parameter}")
         if name == STEP:
@@ -239,14 +239,14 @@ def _slot_differences(
 
 
 def _lacking_slots(
-    graph: HasState, label: str, current: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]
+    graph: HasState, label: str, current: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
 ) -> Iterator[_Difference]:
     """Yield missing slots of a named optimizer for a parameter; slots of another optimizer are ignored."""
     spec = getattr(graph.nodes[label], "optimizer", None) or graph.optimizer
     if spec is None or spec.own is not None:
         return
     kept = OPTIMIZERS[spec.name].slots(spec.settings)
-    slots = {name.removeprefix(SLOTS) for name in given if name.startswith(SLOTS)}
+    slots = {name.removeprefix(SLOTS) for name in arrays if name.startswith(SLOTS)}
     parameters = {slot.partition("/")[2] for slot in slots if slot.partition("/")[0] in kept}
     parameters = {name for name in parameters if f"parameters/{name}" in current}
     lacking = [f"{SLOTS}{slot}/{name}" for name in parameters for slot in kept if f"{slot}/{name}" not in slots]
@@ -310,7 +310,7 @@ class StateMapping:
             self._keys.update(named)
             self._own.update({name: values[key] for name, (_, key) in named.items()})
 
-    def mapped(self, given: Mapping[str, Any], *, is_part: bool = False) -> dict[str, Any]:
+    def mapped(self, saved: Mapping[str, Any], *, is_part: bool = False) -> dict[str, Any]:
         """Return the state with the names and axes of the graph; the optimizer's state follows the parameters.
 
         Buffers that are missing in the state keep the model's values, because frameworks have different buffers.
@@ -322,10 +322,10 @@ class StateMapping:
         Raises:
             StateError: it does not fit; the message has all differences.
         """
-        places = self._places(given)
+        places = self._places(saved)
         there = {place.partition("/")[0] for place in places.values()} if is_part else {*self._labels}
         arrays = {name: array for name, array in self._own.items() if self._keys[name][0] in there}
-        theirs = {name: given[place] for name, place in places.items()}
+        theirs = {name: saved[place] for name, place in places.items()}
         names = self._name_of if is_part else self._names
         matched = match(theirs, arrays, names, self._change)
         matched.missing = [
@@ -336,21 +336,21 @@ class StateMapping:
         result = {name: arrays[name] for name in arrays if self._keys[name][1].startswith(_BUFFERS)} | matched.arrays
         state = {"/".join(self._keys[name]): array for name, array in result.items()}
         values = set(places.values())
-        for place, array in given.items():
+        for place, array in saved.items():
             parameter = self._parameter(place)
             if parameter in goes_to and isinstance(array, np.ndarray):
                 name = goes_to[parameter]
-                state[self._slot_place(place, name)] = self._slot(array, name, given[parameter])
+                state[self._slot_place(place, name)] = self._slot(array, name, saved[parameter])
             elif not values & {place, parameter}:  # those that are there were left out
                 state[place] = array
         return state
 
-    def _places(self, given: Mapping[str, Any]) -> dict[str, str]:
+    def _places(self, state: Mapping[str, Any]) -> dict[str, str]:
         """Return the keys of the values of the mapped nodes in a state, by their names without prefix."""
         places = {}
         for label in self._labels:
             begins = tuple(f"{label}/{kind}" for kind in VALUES)
-            arrays = (name for name, array in given.items() if isinstance(array, np.ndarray))
+            arrays = (name for name, array in state.items() if isinstance(array, np.ndarray))
             keys = [name.removeprefix(f"{label}/") for name in arrays if name.startswith(begins)]
             prefix = f"{label}." if self._has_prefix else ""
             places.update({f"{prefix}{name}": f"{label}/{key}" for name, key in plain_names(keys).items()})
@@ -402,15 +402,15 @@ class StateMapping:
         return array.astype(self._own[name].dtype, copy=False) if is_cast else array
 
 
-def mapped(graph: HasState, given: Any, names: Names, change: Change | None) -> Any:
+def mapped(graph: HasState, state: Any, names: Names, change: Change | None) -> Any:
     """Return a state as that of a graph with all nodes mapped; unchanged without a mapping.
 
     Raises:
         StateError: see `StateMapping`.
     """
     if names is None and change is None:
-        return given
+        return state
     mapping = StateMapping(graph, list(graph.nodes), names, change)
-    if not isinstance(given, Mapping):
-        return given
-    return mapping.mapped({str(name): np.asarray(value) for name, value in given.items()})
+    if not isinstance(state, Mapping):
+        return state
+    return mapping.mapped({str(name): np.asarray(value) for name, value in state.items()})

@@ -112,14 +112,14 @@ def unknown_node(problem: str, label: object, nodes: Iterable[str]) -> GraphErro
     return GraphError(problem, available=", ".join(labels), hint=hint)
 
 
-def labels_in(given: Iterable[Any], nodes: Mapping[str, Node]) -> list[str]:
-    """Return the labels in `given`, which has labels or lists of labels; every label if it is empty.
+def labels_in(wanted: Iterable[Any], nodes: Mapping[str, Node]) -> list[str]:
+    """Return the labels of `wanted`, which has labels or lists of labels; every label if it is empty.
 
     Raises:
         GraphError: an object that is not a label, or an empty list.
     """
     labels: list[str] = []
-    for item in (items := list(given)):
+    for item in (items := list(wanted)):
         several = [item] if isinstance(item, str) or not isinstance(item, Iterable) else list(item)
         if not several or not all(isinstance(label, str) for label in several):
             raise GraphError(
@@ -191,19 +191,19 @@ def references(label: str, nodes: Mapping[str, Node]) -> list[Reference]:
     return list(dict.fromkeys(upstream for upstream in feeding if isinstance(upstream, Reference)))
 
 
-def label_of(given: Any, nodes: Mapping[str, Node], graph: str) -> str:
+def label_of(node: Any, nodes: Mapping[str, Node], graph: str) -> str:
     """Return the label of a node of a graph, from either.
 
     Raises:
         GraphError: it is not a node of the graph of this label.
     """
-    if isinstance(given, (ModelNode, ConcatNode)) and nodes.get(given.label) is not given:
+    if isinstance(node, (ModelNode, ConcatNode)) and nodes.get(node.label) is not node:
         raise GraphError(
-            f"{given!r} is not a node of graph {graph!r}",
+            f"{node!r} is not a node of graph {graph!r}",
             available=", ".join(nodes),
             hint="name the node of this graph first, then the new one: replace_node('LABEL', node)",
         )
-    label = getattr(given, "label", given)
+    label = getattr(node, "label", node)
     if not isinstance(label, str) or label not in nodes:
         raise unknown_node(f"graph {graph!r} has no node {label!r}", label, nodes)
     return label

@@ -32,7 +32,7 @@ SUFFIXES = (SAFETENSORS, *FRAMEWORK_SUFFIXES)
 _PIECE = 2**20
 
 
-def read(given: Any) -> dict[str, np.ndarray]:
+def read(weights: Any) -> dict[str, np.ndarray]:
     """Return the arrays of weights by name, to copy at once: they may be on a private mapping of a file.
 
     Args:
@@ -42,9 +42,9 @@ def read(given: Any) -> dict[str, np.ndarray]:
     Raises:
         StateError: nothing of this kind, or a damaged file.
     """
-    if isinstance(given, Mapping):
-        return {str(name): _host_array(name, value) for name, value in given.items()}
-    storage, name = _found(checked_path(given))
+    if isinstance(weights, Mapping):
+        return {str(name): _host_array(name, value) for name, value in weights.items()}
+    storage, name = _found(checked_path(weights))
     return _read_shards(storage, name) if name.endswith(INDEX_ENDING) else _read_file(storage, name)
 
 
@@ -79,15 +79,15 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], file_f
             writer.write_weights(file, arrays)
 
 
-def checked_path(given: Any) -> str | os.PathLike[str]:
+def checked_path(path: Any) -> str | os.PathLike[str]:
     """Return the name of a file or a folder, or its URL, as a user gave it.
 
     Raises:
         StateError: it is not a path or URL.
     """
-    if not isinstance(given, (str, os.PathLike)) or not str(given):
-        raise StateError(f"{shown(given)} is not a weight file", hint="write 'weights.safetensors'")
-    return given
+    if not isinstance(path, (str, os.PathLike)) or not str(path):
+        raise StateError(f"{shown(path)} is not a weight file", hint="write 'weights.safetensors'")
+    return path
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:

@@ -57,17 +57,17 @@ def save(graph: HasState, path: Any, node: str | Node | None) -> tuple[str, ...]
 
 
 def load(
-    graph: HasState, given: Any, node: str | Node | None, names: Names, change: Change | None, strict: bool
+    graph: HasState, weights: Any, node: str | Node | None, names: Names, change: Change | None, strict: bool
 ) -> LoadedWeights:
     """Load weights into a graph's models, all or nothing; see `ModelGraph.load_weights`."""
     check_functions(names, change)
     values = _values(graph, node)
     labels = list(values)
     keys = {name: key for label in labels for name, key in named_values(graph, label, values[label], labels).items()}
-    theirs = weight_files.read(given)
+    theirs = weight_files.read(weights)
     arrays = {name: values[label][key] for name, (label, key) in keys.items()}
     matched = match(_plainly_named(graph, labels, theirs, arrays, names), arrays, names, change)
-    whole = f"{_told(given)} does not fit {', '.join(f'node {label!r}' for label in labels)}"
+    whole = f"{_told(weights)} does not fit {', '.join(f'node {label!r}' for label in labels)}"
     check_shared(matched, keys, whole)
     check_axes(matched, whole)
     if strict and (matched.missing or matched.unexpected or matched.mismatched or matched.narrowed):
@@ -80,7 +80,7 @@ def load(
             graph.shapes.backends[label].load_state(getattr(graph.nodes[label], "model", None), values[label] | new)
     if problems := problems_of(matched):
         warnings.warn(
-            printable(f"{_told(given)} was loaded partially: {problems}."), UserWarning, stacklevel=user_level()
+            printable(f"{_told(weights)} was loaded partially: {problems}."), UserWarning, stacklevel=user_level()
         )
     return LoadedWeights(
         loaded=tuple(matched.arrays),
@@ -108,8 +108,8 @@ def _plainly_named(
     return renamed
 
 
-def _told(given: Any) -> str:
-    return f"a dict of {len(given)} arrays" if isinstance(given, Mapping) else repr(str(given))
+def _told(weights: Any) -> str:
+    return f"a dict of {len(weights)} arrays" if isinstance(weights, Mapping) else repr(str(weights))
 
 
 def check_functions(names: Any, change: Any) -> None:
@@ -337,9 +337,9 @@ def _called(argument: str, function: Callable[..., Any], name: str, *further: An
         raise StateError(problem, hint=f"pass a function such as {example}") from error
 
 
-def _take(result: Match, target: str, name: str, given: np.ndarray, own: np.ndarray, change: Change | None) -> None:
+def _take(result: Match, target: str, name: str, loaded: np.ndarray, own: np.ndarray, change: Change | None) -> None:
     """Add an array of the file to the matches or, with the reason, to the differences."""
-    array = given if change is None else np.asarray(_called("change", change, target, given))
+    array = loaded if change is None else np.asarray(_called("change", change, target, loaded))
     if array.shape != own.shape:
         result.mismatched[target] = f"{_described(array)} in the file and {_described(own)} in the model"
         order = _order_of_axes(array.shape, own.shape) if change is None else None
@@ -381,12 +381,12 @@ def transposing(name: str, order: tuple[int, ...] = (1, 0)) -> str:
     return f"change=lambda name, array: {moved} if name.endswith({word!r}) and array.ndim == {n_axes} else array"
 
 
-def _order_of_axes(given: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...] | None:
+def _order_of_axes(shape: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the order of axes that gives an array the model's shape; None if no such order exists."""
-    if sorted(given) != sorted(own) or len(given) > _MAX_PERMUTED:
+    if sorted(shape) != sorted(own) or len(shape) > _MAX_PERMUTED:
         return None
-    orders = permutations(range(len(given)))
-    return next((order for order in orders if tuple(given[axis] for axis in order) == own), None)
+    orders = permutations(range(len(shape)))
+    return next((order for order in orders if tuple(shape[axis] for axis in order) == own), None)
 
 
 def _is_castable(array: np.ndarray, dtype: np.dtype[Any]) -> bool:

@@ -56,7 +56,7 @@ def copy_weights(
         raise StateError(f"change={shown(change)} is not a function", hint="write change=lambda name, array: array")
     source_arrays, target_arrays = _backend(source).state(source), _backend(target).state(target)
     # The source's name for each name of the target; every name of both must be used.
-    given = list(source_arrays)
+    available = list(source_arrays)
     wanted = list(target_arrays)
     unknown = sorted(set(names) - set(map(_short, wanted)))
     if unknown:
@@ -66,8 +66,8 @@ def copy_weights(
             hint="map names={TARGET: SOURCE}",
         )
     source_names = {name: _source_name(name, names) for name in wanted}
-    missing = sorted(_short(name) for name, other in source_names.items() if other not in given)
-    unused = sorted(_short(name) for name in set(given) - set(source_names.values()))
+    missing = sorted(_short(name) for name, other in source_names.items() if other not in available)
+    unused = sorted(_short(name) for name in set(available) - set(source_names.values()))
     if missing or unused:
         raise StateError(
             f"{type(source).__name__} does not fit {type(target).__name__}: "
@@ -75,7 +75,7 @@ def copy_weights(
                 [f"it has no values for {', '.join(missing)}"] * bool(missing)
                 + [f"{', '.join(unused)} would be left over"] * bool(unused)
             ),
-            available=", ".join(map(_short, given)),
+            available=", ".join(map(_short, available)),
             hint="map names={TARGET: SOURCE}",
         )
     if change is None:

@@ -59,9 +59,9 @@ def system_devices(root: Path = _ROOT, environment: Mapping[str, str] | None = N
         root: Folder of system files; for another folder, no driver is asked.
         environment: Variables with the masks of visible devices; by default those of this process.
     """
-    given = os.environ if environment is None else environment
-    nvidia = visible(_nvidia(root), given.get("CUDA_VISIBLE_DEVICES"))
-    amd = visible(_amd(root), given.get("HIP_VISIBLE_DEVICES", given.get("ROCR_VISIBLE_DEVICES")))
+    variables = os.environ if environment is None else environment
+    nvidia = visible(_nvidia(root), variables.get("CUDA_VISIBLE_DEVICES"))
+    amd = visible(_amd(root), variables.get("HIP_VISIBLE_DEVICES", variables.get("ROCR_VISIBLE_DEVICES")))
     apple = root == _ROOT and (sys.platform, platform.machine()) == ("darwin", "arm64")
     mps = [SystemDevice(kind="mps", name="Apple GPU", vendor="apple")] if apple else []
     gpus = [replace(device, index=index) for index, device in enumerate([*nvidia, *amd])]

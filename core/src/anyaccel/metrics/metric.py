@@ -217,9 +217,9 @@ class Metric:
                 hint="use a named metric: " + ", ".join(metric_names()),
             )
         more = {"from_logits": self.from_logits, "ignore_index": self.ignore_index, "mask": self.mask}
-        given = {key: value for key, value in more.items() if value is not None}
-        given |= {"class_axis": self.class_axis} if self.class_axis != -1 else {}
-        return {"measure": name, "on": self.on, "targets": self.targets, "label": self.label, **given}
+        settings = {key: value for key, value in more.items() if value is not None}
+        settings |= {"class_axis": self.class_axis} if self.class_axis != -1 else {}
+        return {"measure": name, "on": self.on, "targets": self.targets, "label": self.label, **settings}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Metric:
@@ -370,11 +370,11 @@ def _computed_by(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
     targets = aligned(targets, outputs) if same_axes(targets, outputs) else targets
     owners = registry().owners(metric)
     backend = registry().find(owners[0]) if len(owners) == 1 else None
-    given: tuple[Any, ...] = (outputs, targets)
+    arrays: tuple[Any, ...] = (outputs, targets)
     if isinstance(backend, Exchange):
-        given = tuple(cast(Exchange, backend).from_host(array, Device("cpu")) for array in given)
+        arrays = tuple(cast(Exchange, backend).from_host(array, Device("cpu")) for array in arrays)
     metric.reset()
-    metric.update(*given)
+    metric.update(*arrays)
     return metric.compute()
 
 

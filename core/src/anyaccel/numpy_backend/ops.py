@@ -51,7 +51,7 @@ class NumpyOps(ArrayOps):
         """Return the module's `apply`; buffers that it leaves out are unchanged."""
         if precision is not None:
             return rounded_vjp(
-                precision, lambda own, given: self.vjp(model, own, buffers, given, train, key), parameters, inputs
+                precision, lambda own, values: self.vjp(model, own, buffers, values, train, key), parameters, inputs
             )
         if model.computes_on_host:
             return _on_host(model, inputs, train, key)

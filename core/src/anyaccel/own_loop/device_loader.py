@@ -72,20 +72,20 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
     return prepared[0] if len(prepared) == 1 else prepared
 
 
-def _is_loader(given: Any) -> bool:
+def _is_loader(candidate: Any) -> bool:
     """Return whether an object is an iterable of batches: it is neither callable, as models are, nor a tensor."""
-    if isinstance(given, (Mapping, list, tuple, str, bytes)) or callable(given):
+    if isinstance(candidate, (Mapping, list, tuple, str, bytes)) or callable(candidate):
         return False
-    return hasattr(given, "__iter__") and not hasattr(given, "shape")
+    return hasattr(candidate, "__iter__") and not hasattr(candidate, "shape")
 
 
-def _frameworks(given: Any) -> set[str]:
+def _frameworks(prepared: Any) -> set[str]:
     """Return the frameworks of a model or optimizer, or of a container of them."""
     registered = registry()
-    objects = [leaf for leaf in leaves(given, registered.owners) if not isinstance(leaf, SCALARS)]
+    objects = [leaf for leaf in leaves(prepared, registered.owners) if not isinstance(leaf, SCALARS)]
     if not objects:
         raise DataError(
-            f"prepare() cannot prepare {shown(given)}",
+            f"prepare() cannot prepare {shown(prepared)}",
             available="models, optimizers and loaders of installed plugins",
             hint="write prepare(net, optimizer, loader)",
         )

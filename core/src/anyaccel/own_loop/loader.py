@@ -371,14 +371,14 @@ class LoopLoader(DeviceLoader):
         Raises:
             StateError: The loader has fewer batches.
         """
-        self.epoch, given, self._order_of = int(state["epoch"]), int(state["given"]), state["order_of"]
-        if hasattr(self.loader, "__len__") and given > len(self):
+        self.epoch, n_given, self._order_of = int(state["epoch"]), int(state["given"]), state["order_of"]
+        if hasattr(self.loader, "__len__") and n_given > len(self):
             raise StateError(
-                f"the checkpoint is after batch {given} of an epoch, but the loader has only {len(self)}",
+                f"the checkpoint is after batch {n_given} of an epoch, but the loader has only {len(self)}",
                 hint="create the loader in the same way as for the run that wrote the checkpoint",
             )
-        self._resumed = (from_arrays(state["states"]), given, go_on) if given else None
-        self.given = given
+        self._resumed = (from_arrays(state["states"]), n_given, go_on) if n_given else None
+        self.given = n_given
 
 
 _OF_CONTAINERS = {type(iter([0])), type(iter((0,))), type(iter(deque([0]))), type(iter({0: 0}.values()))}

@@ -229,15 +229,15 @@ class Loop:
     def _seed_framework(self, seed: int) -> None:
         """Seed the framework's global generators, if it has any."""
 
-    def _is_loader(self, given: Any) -> bool:
+    def _is_loader(self, candidate: Any) -> bool:
         """Return whether an object is an iterable of batches: it is neither callable, as models are, nor a tensor."""
-        if isinstance(given, (Mapping, list, tuple, str, bytes)) or callable(given):
+        if isinstance(candidate, (Mapping, list, tuple, str, bytes)) or callable(candidate):
             return False
-        return hasattr(given, "__iter__") and not hasattr(given, "shape")
+        return hasattr(candidate, "__iter__") and not hasattr(candidate, "shape")
 
-    def _is_container(self, given: Any) -> bool:
+    def _is_container(self, candidate: Any) -> bool:
         """Return whether the items of an object are prepared one by one."""
-        return type(given) in (list, tuple, dict)
+        return type(candidate) in (list, tuple, dict)
 
     def _parts_of_all(self, parts: list[Part]) -> list[Part]:
         """Return the batches' results in all processes, in the order of their rows, from those of this process."""
@@ -250,9 +250,9 @@ class Loop:
         groups = shared_groups(f"a Loop in {launched().size} processes")  # type: ignore[union-attr]
         return groups.replica_group(self.framework)
 
-    def _own_accelerator(self, given: Any) -> Accelerator:
-        is_auto = isinstance(given, str) and given == AUTO
-        wanted = Accelerator(best_common_device([self.framework])) if is_auto else Accelerator.of(given)
+    def _own_accelerator(self, requested: Any) -> Accelerator:
+        is_auto = isinstance(requested, str) and requested == AUTO
+        wanted = Accelerator(best_common_device([self.framework])) if is_auto else Accelerator.of(requested)
         if self.num_processes > 1:
             wanted = shared_groups("Loop").accelerator_of_process(wanted, self.framework, by_kind=is_auto)
         accelerator = wanted.on_one_device(self.framework)
@@ -318,8 +318,8 @@ class Loop:
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the value of process `source`: tensors, arrays, plain values, and containers of these."""
         on_host = self._on_host(value)  # in all processes, as sharded tensors are joined
-        given = on_host if self.process_index == source else None
-        return self._from_host(self._processes.gather(given)[source])
+        gathered = on_host if self.process_index == source else None
+        return self._from_host(self._processes.gather(gathered)[source])
 
     def any(self, flag: Any) -> bool:
         """Return whether `flag` is true in any process: `if loop.any(is_over): break` ends all after the same step."""

@@ -59,7 +59,7 @@ def _settings(loss: Loss) -> Mapping[str, Any]:
     if not isinstance(own, type):
         return {name: getattr(own, name) for name in names if hasattr(own, name)}
     try:
-        defaults = {name: given.default for name, given in inspect.signature(own).parameters.items()}
+        defaults = {name: parameter.default for name, parameter in inspect.signature(own).parameters.items()}
     except (TypeError, ValueError):
         defaults = {}
     return {name: value for name, value in {**defaults, **loss.kwargs}.items() if name in names}

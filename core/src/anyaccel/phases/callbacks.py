@@ -163,28 +163,28 @@ def unknown_mode(monitor: str, where: str) -> PhaseError:
     return PhaseError(problem, hint="write mode='max', or mode='min'")
 
 
-def check_callback_state(kind: str, given: Mapping[str, Any], like: Mapping[str, Any]) -> None:
+def check_callback_state(kind: str, state: Mapping[str, Any], like: Mapping[str, Any]) -> None:
     """Check that a state has the same entries as another, with numbers in the same places.
 
     Raises:
         StateError: entries are missing, unknown or of another type.
     """
     hint = "pass the result of state_dict() of the same kind of callback"
-    if not isinstance(given, Mapping) or set(given) != set(like):
-        names = ", ".join(map(str, given)) if isinstance(given, Mapping) else shown(given)
+    if not isinstance(state, Mapping) or set(state) != set(like):
+        names = ", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state)
         problem = f"this is not the state of a {kind}: it has {names or 'nothing'}"
         raise StateError(problem, available=", ".join(like), hint=hint)
     for name, value in like.items():
-        if isinstance(value, (int, float)) and not _is_like(given[name], value):
-            problem = f"this is not the state of a {kind}: {name} is {shown(given[name])}"
+        if isinstance(value, (int, float)) and not _is_like(state[name], value):
+            problem = f"this is not the state of a {kind}: {name} is {shown(state[name])}"
             raise StateError(problem, available="a count" if isinstance(value, int) else "a number", hint=hint)
 
 
-def _is_like(given: Any, number: float) -> bool:
+def _is_like(value: Any, number: float) -> bool:
     """Whether a value is a number of the same kind; an int that a float can hold is a number, too."""
     if isinstance(number, float):
-        return isinstance(given, float) or (type(given) is int and abs(given) < 2**1000)
-    return type(given) is type(number)
+        return isinstance(value, float) or (type(value) is int and abs(value) < 2**1000)
+    return type(value) is type(number)
 
 
 @constructor_hints

@@ -40,16 +40,16 @@ from anyaccel.results import EvalResults, eval_results
 from anyaccel.results.records import EvaluationValues
 
 
-def _metrics(phase: Any, name: str, given: Any) -> tuple[Metric, ...]:
-    given = (given,) if isinstance(given, (str, Metric)) or can_measure(given) else given
-    if isinstance(given, Mapping):
+def _metrics(phase: Any, name: str, metrics: Any) -> tuple[Metric, ...]:
+    metrics = (metrics,) if isinstance(metrics, (str, Metric)) or can_measure(metrics) else metrics
+    if isinstance(metrics, Mapping):
         problem = f"phase {phase.label!r}: metrics must be a list, got a dict, whose keys would be the metrics"
-        label = next(iter(given), "LABEL")
+        label = next(iter(metrics), "LABEL")
         raise PhaseError(problem, hint=f"write metrics=[Metric('accuracy', label={label!r})]")
-    if not isinstance(given, Iterable):
-        problem = f"phase {phase.label!r}: metrics must be a list, got {shown(given)}"
+    if not isinstance(metrics, Iterable):
+        problem = f"phase {phase.label!r}: metrics must be a list, got {shown(metrics)}"
         raise PhaseError(problem, hint="write metrics=['mse']")
-    return tuple(metric if isinstance(metric, Metric) else Metric(metric) for metric in given)
+    return tuple(metric if isinstance(metric, Metric) else Metric(metric) for metric in metrics)
 
 
 @constructor_hints

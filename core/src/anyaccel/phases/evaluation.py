@@ -375,10 +375,10 @@ def _of_width(array: np.ndarray, width: int | None) -> np.ndarray:
 def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets: np.ndarray) -> SpecError:
     """Return the error for a custom metric that raised, with its name and arguments."""
     named = SYNONYMS.get(metric.metric.label, metric.metric.label)
-    given = f"outputs {outputs.dtype}{list(outputs.shape)} and targets {targets.dtype}{list(targets.shape)}"
+    arrays = f"outputs {outputs.dtype}{list(outputs.shape)} and targets {targets.dtype}{list(targets.shape)}"
     return SpecError(
         f"metric {metric.metric.label!r} on node {metric.node!r} raised {type(error).__name__}: {error}",
-        cause=f"it is called with {given}, NumPy arrays, and returns a number",
+        cause=f"it is called with {arrays}, NumPy arrays, and returns a number",
         hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
         if named in metric_names()
         else "give a function: def metric(outputs, targets): return float(...)",

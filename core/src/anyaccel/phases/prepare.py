@@ -341,14 +341,14 @@ def _check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collecti
     Raises:
         PhaseError: features or used columns have other transforms, or are padded with another value.
     """
-    given = rows.feature_set if isinstance(rows, FeatureSetView) else rows
-    if given is known:
+    table = rows.feature_set if isinstance(rows, FeatureSetView) else rows
+    if table is known:
         return
-    names = dict.fromkeys([*known.features, *(name for name in taken if name in given.columns)])
-    if isinstance(given, FeatureSet):
-        _check_transforms(label, given, known, [*names])
+    names = dict.fromkeys([*known.features, *(name for name in taken if name in table.columns)])
+    if isinstance(table, FeatureSet):
+        _check_transforms(label, table, known, [*names])
     for name in names:
-        expected, own = _pad_value(known, name), _pad_value(given, name)
+        expected, own = _pad_value(known, name), _pad_value(table, name)
         if own is not None and expected is not None and own != expected:
             raise PhaseError(
                 f"phase {label!r} received {rows.label!r}, but its column {name!r} is padded with {own}",
@@ -357,13 +357,13 @@ def _check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collecti
             )
 
 
-def _check_transforms(label: str, given: FeatureSet, known: FeatureSet, names: list[str]) -> None:
-    expected, applied = (relevant_transforms(data.transforms, names)[::-1] for data in (known, given))
+def _check_transforms(label: str, table: FeatureSet, known: FeatureSet, names: list[str]) -> None:
+    expected, applied = (relevant_transforms(data.transforms, names)[::-1] for data in (known, table))
     if len(expected) == len(applied) and all(one.is_like(other) for one, other in zip(expected, applied, strict=True)):
         return
     difference = "with other transforms than" if applied else "without the transforms of"
     raise PhaseError(
-        f"phase {label!r} was given {given.label!r} {difference} the graph's data",
+        f"phase {label!r} was given {table.label!r} {difference} the graph's data",
         cause=f"the graph's data: {listed(expected)}; given: {listed(applied)}",
         hint="name a split of the graph's feature set, or pass fresh.transform_like(data) for untransformed data",
     )

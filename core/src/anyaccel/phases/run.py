@@ -486,8 +486,8 @@ def _rate(plan: Plan) -> tuple[float | None, str]:
     """Return the stated operations per second for the devices of a plan, and why that is unknown."""
     precisions = {assignment.precision for assignment in plan.assignments if assignment.parameters}
     if not precisions <= _DTYPES.keys() or len(precisions) != 1:
-        given = ", ".join(sorted(precision or "none" for precision in precisions))
-        return None, f"peak rates are given for one 16-bit dtype, but precision is {given}"
+        names = ", ".join(sorted(precision or "none" for precision in precisions))
+        return None, f"peak rates are given for one 16-bit dtype, but precision is {names}"
     rates = extensions("compute_rate")
     if not rates:
         return None, str(missing("anyaccel-resources", "the table of rates"))

@@ -40,8 +40,8 @@ UNCHANGED, UNSAVED = object(), object()
 """What a check gives where the phase has the value already; and what is given where there is nothing to save."""
 
 
-def _as_given(phase: Any, name: str, given: Any) -> Any:
-    return given
+def _as_given(phase: Any, name: str, value: Any) -> Any:
+    return value
 
 
 def _as_kept(phase: Any, kept: Any) -> Any:
@@ -75,14 +75,14 @@ class Setting:
 
 def integer(least: int, example: int | None = None) -> Check:
     """Check for an int of at least `least`; the hint shows `example`."""
-    return lambda phase, name, given: arguments.integer(
-        PhaseError, f"phase {phase.label!r}: ", name, given, least, example
+    return lambda phase, name, value: arguments.integer(
+        PhaseError, f"phase {phase.label!r}: ", name, value, least, example
     )
 
 
-def flag(phase: Any, name: str, given: Any) -> bool:
-    """Return `given` if it is True or False."""
-    return arguments.flag(PhaseError, f"phase {phase.label!r}: ", name, given)
+def flag(phase: Any, name: str, value: Any) -> bool:
+    """Return the value if it is True or False."""
+    return arguments.flag(PhaseError, f"phase {phase.label!r}: ", name, value)
 
 
 def offered(name: str, *absent: Any) -> Check:
@@ -92,10 +92,10 @@ def offered(name: str, *absent: Any) -> Check:
         MissingDistributionError: it is not installed.
     """
 
-    def check(phase: Any, own_name: str, given: Any) -> Any:
-        if any(type(given) is type(value) and given == value for value in absent):
-            return given
-        return load(SETTINGS, name).check(phase, own_name, given)
+    def check(phase: Any, own_name: str, setting: Any) -> Any:
+        if any(type(setting) is type(value) and setting == value for value in absent):
+            return setting
+        return load(SETTINGS, name).check(phase, own_name, setting)
 
     return check
 
@@ -103,12 +103,12 @@ def offered(name: str, *absent: Any) -> Check:
 def choice(*choices: str, hints: dict[Any, str] | None = None) -> Check:
     """Check for one of some words; `hints` are for likely other words."""
 
-    def check(phase: Any, name: str, given: Any) -> str:
-        if given in choices:
-            return str(given)
-        hint = (hints or {}).get(given) if isinstance(given, (str, bool)) else None
-        hint = hint or did_you_mean(given, choices, "use one of these")
-        problem = f"phase {phase.label!r}: unknown {name}={shown(given)}"
+    def check(phase: Any, name: str, value: Any) -> str:
+        if value in choices:
+            return str(value)
+        hint = (hints or {}).get(value) if isinstance(value, (str, bool)) else None
+        hint = hint or did_you_mean(value, choices, "use one of these")
+        problem = f"phase {phase.label!r}: unknown {name}={shown(value)}"
         raise PhaseError(problem, available=", ".join(map(repr, choices)), hint=hint)
 
     return check
@@ -116,7 +116,7 @@ def choice(*choices: str, hints: dict[Any, str] | None = None) -> Check:
 
 def optional(check: Check) -> Check:
     """Accept None in addition to the values that `check` accepts."""
-    return lambda phase, name, given: None if given is None else check(phase, name, given)
+    return lambda phase, name, value: None if value is None else check(phase, name, value)
 
 
 def unless(default: Any) -> Callable[[Any, Any], Any]:
@@ -157,39 +157,39 @@ Samplers = Sampler | Mapping[str, Sampler]
 """A sampler for all feature sets, or a mapping with one for each label."""
 
 
-def batch_size(phase: Any, name: str, given: Any) -> object:
+def batch_size(phase: Any, name: str, value: Any) -> object:
     """Check for a number of rows, which makes the sampler of a phase; None leaves it to the setting `sampler`."""
-    if given is not None:
-        phase.sampler = SimpleSampler(given, shuffle=phase.trains)
+    if value is not None:
+        phase.sampler = SimpleSampler(value, shuffle=phase.trains)
     return UNCHANGED
 
 
-def samplers(phase: Any, name: str, given: Any) -> Any:
+def samplers(phase: Any, name: str, value: Any) -> Any:
     """Check for samplers; without any, the batches have `batch_size` rows, or as many as the phase has by default.
 
     In a mapping by feature set integers (NumPy's too) are batch sizes.
     """
     has_batch_size = "sampler" in vars(phase)
-    if given is None:
+    if value is None:
         return UNCHANGED if has_batch_size else SimpleSampler(phase.default_batch_size, shuffle=phase.trains)
     where = f"phase {phase.label!r}"
-    if is_integer(given):
+    if is_integer(value):
         raise PhaseError(
-            f"{where}: sampler must be a Sampler, got {shown(given)}", hint=f"write batch_size={shown(given)}"
+            f"{where}: sampler must be a Sampler, got {shown(value)}", hint=f"write batch_size={shown(value)}"
         )
     if has_batch_size:
         raise PhaseError(
             f"{where} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
         )
-    by_label = given.items() if isinstance(given, Mapping) else [("", given)]
+    by_label = value.items() if isinstance(value, Mapping) else [("", value)]
     checked = {label: SimpleSampler(it, shuffle=True) if is_integer(it) else it for label, it in by_label}
-    wrong = next((it for it in checked.values() if not isinstance(it, Sampler)), None if checked else given)
+    wrong = next((it for it in checked.values() if not isinstance(it, Sampler)), None if checked else value)
     if wrong is not None:
         raise PhaseError(
             f"{where}: sampler must be a Sampler, or a mapping with one for each feature set, got {shown(wrong)}",
             hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
         )
-    return checked if isinstance(given, Mapping) else given
+    return checked if isinstance(value, Mapping) else value
 
 
 def largest_batch(samplers: Samplers) -> int:
@@ -213,26 +213,26 @@ def samplers_from(config: Any) -> Any:
     return sampler_from_config(config)
 
 
-def check_schedule(phase: Any, name: str, given: Any) -> str | None:
+def check_schedule(phase: Any, name: str, value: Any) -> str | None:
     """Return how samplers are combined; None is the default.
 
     Raises:
         PhaseError: an unknown name, or there is only one sampler.
     """
-    if given is None:
+    if value is None:
         return None
-    if given not in SCHEDULES:
+    if value not in SCHEDULES:
         raise PhaseError(
-            f"phase {phase.label!r}: unknown schedule={shown(given)}",
+            f"phase {phase.label!r}: unknown schedule={shown(value)}",
             available=", ".join(SCHEDULES),
-            hint=did_you_mean(given, SCHEDULES, "use one of these"),
+            hint=did_you_mean(value, SCHEDULES, "use one of these"),
         )
     if isinstance(phase.sampler, Sampler) or len(phase.sampler) < 2:
         raise PhaseError(
-            f"phase {phase.label!r} has schedule={given!r} but only one sampler",
+            f"phase {phase.label!r} has schedule={value!r} but only one sampler",
             hint="leave schedule out, or write sampler={'FEATURE_SET': 32, 'OTHER': 32}",
         )
-    return str(given)
+    return str(value)
 
 
 MODES = ("auto", "off", "steps")
@@ -263,9 +263,9 @@ def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
     defaults = {parameter.name: parameter.default for parameter in parameters}
 
     @functools.wraps(init)
-    def take(*args: _Settings.args, **given: _Settings.kwargs) -> None:
-        init(*args, **given)  # refuses what is not in its signature, as Python does
-        values: dict[str, Any] = {**defaults, **dict(zip(defaults, args, strict=False)), **given}
+    def take(*args: _Settings.args, **keywords: _Settings.kwargs) -> None:
+        init(*args, **keywords)  # refuses what is not in its signature, as Python does
+        values: dict[str, Any] = {**defaults, **dict(zip(defaults, args, strict=False)), **keywords}
         phase = values.pop("self")
         for name, value in values.items():
             kept = phase.settings.get(name, _PLAIN).check(phase, name, value)
@@ -296,12 +296,12 @@ _HINTS_FOR_COMPILE = {False: "write compile='off'", True: "write compile='steps'
 _CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
 
 
-def _checked_data(phase: Any, name: str, given: Any) -> Data:
+def _checked_data(phase: Any, name: str, data: Any) -> Data:
     """Return data, which are checked later with the graph; a mapping must have labels as its keys."""
-    if isinstance(given, Mapping) and not all(isinstance(label, str) for label in given):
-        problem = f"phase {phase.label!r}: data={shown(given)} must have the labels of feature sets as its keys"
+    if isinstance(data, Mapping) and not all(isinstance(label, str) for label in data):
+        problem = f"phase {phase.label!r}: data={shown(data)} must have the labels of feature sets as its keys"
         raise PhaseError(problem, hint="write data={'LABEL': 'train'}")
-    return given
+    return data
 
 
 def _data_config(phase: Any, data: Data) -> Any:
@@ -325,9 +325,9 @@ def _as_tuple(whose: str, name: str, value: Any, example: str) -> tuple[Any, ...
     return tuple(value)
 
 
-def _checked_losses(phase: Any, name: str, given: Any) -> tuple[AppliedLoss, ...]:
-    given = (given,) if isinstance(given, AppliedLoss) else given
-    losses = _as_tuple(f"phase {phase.label!r}", name, given, "AppliedLoss('mse', on='NODE')")
+def _checked_losses(phase: Any, name: str, applied: Any) -> tuple[AppliedLoss, ...]:
+    applied = (applied,) if isinstance(applied, AppliedLoss) else applied
+    losses = _as_tuple(f"phase {phase.label!r}", name, applied, "AppliedLoss('mse', on='NODE')")
     for loss in losses:
         if not isinstance(loss, AppliedLoss):
             raise PhaseError(
@@ -355,28 +355,28 @@ def _compared_losses(losses: Iterable[AppliedLoss]) -> dict[str, Any]:
     return compared
 
 
-def _accelerator(phase: Any, name: str, given: Any) -> Accelerator | None:
-    phase.chooses_device = isinstance(given, str) and given == AUTO
-    return None if given is None or phase.chooses_device else Accelerator.of(given)
+def _accelerator(phase: Any, name: str, accelerator: Any) -> Accelerator | None:
+    phase.chooses_device = isinstance(accelerator, str) and accelerator == AUTO
+    return None if accelerator is None or phase.chooses_device else Accelerator.of(accelerator)
 
 
-def _matmul_precision(phase: Any, name: str, given: Any) -> Any:
+def _matmul_precision(phase: Any, name: str, setting: Any) -> Any:
     """Return a setting for matrix multiplications, which the frameworks of the graph check."""
-    if given is None or isinstance(given, (str, bool)):
-        return given
+    if setting is None or isinstance(setting, (str, bool)):
+        return setting
     where, example = f"phase {phase.label!r}: ", "'high'"
-    by_framework = arguments.mapping(PhaseError, where, name, given, example)
+    by_framework = arguments.mapping(PhaseError, where, name, setting, example)
     fits = lambda it: bool(it) and all(isinstance(value, (str, bool)) for value in it.values())  # noqa: E731
     return arguments.check(PhaseError, where, name, by_framework, fits, "a setting, or a dict of settings", example)
 
 
-def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
+def checked_callbacks(whose: str, value: Any) -> tuple[Callback, ...]:
     """Return callbacks from the argument of a phase or experiment.
 
     Raises:
         PhaseError: not a list of Callback objects.
     """
-    callbacks = _as_tuple(whose, "callbacks", given, "EarlyStopping()")
+    callbacks = _as_tuple(whose, "callbacks", value, "EarlyStopping()")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type) and issubclass(callback, Callback)
@@ -466,7 +466,7 @@ class PhaseSettings(AttributeHints, Runnable):
     nodes: tuple[str, ...] | None
 
     settings: ClassVar[Mapping[str, Setting]] = {
-        "label": Setting(lambda phase, name, given: check_label(given, "a phase")),
+        "label": Setting(lambda phase, name, value: check_label(value, "a phase")),
         "data": Setting(_checked_data, _data_config),
         "losses": Setting(
             _checked_losses,
@@ -481,18 +481,18 @@ class PhaseSettings(AttributeHints, Runnable):
         ),
         "strict": Setting(flag),
         "policy": Setting(
-            optional(lambda phase, name, given: arguments.text(PhaseError, f"phase {phase.label!r}: ", name, given))
+            optional(lambda phase, name, value: arguments.text(PhaseError, f"phase {phase.label!r}: ", name, value))
         ),
         "callbacks": Setting(
-            lambda phase, name, given: checked_callbacks(f"phase {phase.label!r}", given), save=unsaved
+            lambda phase, name, value: checked_callbacks(f"phase {phase.label!r}", value), save=unsaved
         ),
         "final_device": Setting(
-            optional(lambda phase, name, given: Accelerator.of(given)), config, read(Accelerator.from_config)
+            optional(lambda phase, name, value: Accelerator.of(value)), config, read(Accelerator.from_config)
         ),
         "compile": Setting(choice(*MODES, hints=_HINTS_FOR_COMPILE)),
         "residency": Setting(choice(*RESIDENCIES)),
         "precision": Setting(
-            optional(lambda phase, name, given: checked_precision(PhaseError, f"phase {phase.label!r}: ", given)),
+            optional(lambda phase, name, value: checked_precision(PhaseError, f"phase {phase.label!r}: ", value)),
             save=unless(None),
         ),
         "matmul_precision": Setting(_matmul_precision, save=unless(None)),
@@ -655,17 +655,17 @@ class PhaseSettings(AttributeHints, Runnable):
         return {name: cls.settings.get(name, _PLAIN).load(value) for name, value in settings.items()}
 
 
-def node_labels(phase: Any, name: str, given: Any) -> tuple[str, ...] | None:
+def node_labels(phase: Any, name: str, nodes: Any) -> tuple[str, ...] | None:
     """Return labels of nodes from the argument of a phase; a string is one label.
 
     Raises:
         PhaseError: a label is not a string.
     """
-    if given is None or isinstance(given, str):
-        return None if given is None else (given,)
-    labels = tuple(given) if isinstance(given, Iterable) else (given,)
+    if nodes is None or isinstance(nodes, str):
+        return None if nodes is None else (nodes,)
+    labels = tuple(nodes) if isinstance(nodes, Iterable) else (nodes,)
     if not all(isinstance(label, str) for label in labels):
-        raise PhaseError(f"labels of nodes must be strings, got {shown(given)}", hint="write ['encoder', 'head']")
+        raise PhaseError(f"labels of nodes must be strings, got {shown(nodes)}", hint="write ['encoder', 'head']")
     return labels
 
 

@@ -54,30 +54,30 @@ MICROBATCHING = ("exact", "approximate")
 ON_NAN = ("warn", "stop", "ignore")
 
 
-def _checkpoint(phase: Any, name: str, given: Any) -> Checkpoint | None:
-    if given is None or isinstance(given, Checkpoint):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return Checkpoint(given)
-    problem = f"phase {phase.label!r}: checkpoint must be a Checkpoint or the name of a folder, got {shown(given)}"
+def _checkpoint(phase: Any, name: str, checkpoint: Any) -> Checkpoint | None:
+    if checkpoint is None or isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    if isinstance(checkpoint, (str, os.PathLike)):
+        return Checkpoint(checkpoint)
+    problem = f"phase {phase.label!r}: checkpoint must be a Checkpoint or the name of a folder, got {shown(checkpoint)}"
     raise PhaseError(problem, hint="write checkpoint=Checkpoint('runs/a')")
 
 
-def _loss_scale(phase: Any, name: str, given: Any) -> LossScale:
-    if given is None or isinstance(given, LossScale):
-        return given or LossScale()
+def _loss_scale(phase: Any, name: str, scale: Any) -> LossScale:
+    if scale is None or isinstance(scale, LossScale):
+        return scale or LossScale()
     try:
-        return LossScale(given)
+        return LossScale(scale)
     except SpecError:
-        problem = f"phase {phase.label!r}: loss_scale must be a LossScale or a positive number, got {shown(given)}"
+        problem = f"phase {phase.label!r}: loss_scale must be a LossScale or a positive number, got {shown(scale)}"
         raise PhaseError(problem, hint="write loss_scale=LossScale(initial=1024.0)") from None
 
 
-def _validation(phase: Any, name: str, given: Any) -> Any:
+def _validation(phase: Any, name: str, validation: Any) -> Any:
     """Return the evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
-    if not isinstance(given, str):
-        return given
-    split, samplers = given, phase.sampler
+    if not isinstance(validation, str):
+        return validation
+    split, samplers = validation, phase.sampler
     by_label = samplers if isinstance(samplers, Mapping) else {"": samplers}
     tuples = {name: part for name, part in by_label.items() if isinstance(part, Sampler) and len(part.streams) > 1}
     if not tuples:
@@ -206,7 +206,7 @@ class TrainPhase(Phase):
         "accumulate": Setting(integer(1), compare=same),
         "microbatching": Setting(choice(*MICROBATCHING)),
         "on_nan": Setting(choice(*ON_NAN)),
-        "step": Setting(lambda phase, name, given: UNCHANGED if given is None else given, _refuse_to_save),
+        "step": Setting(lambda phase, name, value: UNCHANGED if value is None else value, _refuse_to_save),
         "loss_scale": Setting(_loss_scale, _saved_loss_scale, _read_loss_scale),
         "checkpoint": Setting(_checkpoint, config, _read_checkpoint),
         "replicas": Setting(offered("TrainPhase.replicas", None, 1)),
@@ -437,10 +437,10 @@ def _check_validation(training: TrainPhase, validation: Any, *, custom_step: boo
                 hint="leave losses out of the validation, and run a separate EvalPhase with this one after training",
             )
     for name in ("precision", "matmul_precision"):
-        own, given = getattr(training, name), getattr(validation, name)
-        if given not in (None, own):
+        own, theirs = getattr(training, name), getattr(validation, name)
+        if theirs not in (None, own):
             raise PhaseError(
-                f"{where} trains with {name}={own!r} but validates with {given!r}",
+                f"{where} trains with {name}={own!r} but validates with {theirs!r}",
                 hint=f"leave {name} out of the validation: it follows the training",
             )
     if validation.accelerator not in (None, training.accelerator):

@@ -278,44 +278,44 @@ class FieldReader:
     def __init__(self, arrays: Mapping[str, np.ndarray], allow: Iterable[type]) -> None:
         self._arrays, self._allow, self._reader = arrays, tuple(allow), PlainReader(arrays)
 
-    def field(self, name: str, given: Any) -> Any:
+    def field(self, name: str, value: Any) -> Any:
         """Return the value of a field.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: malformed (a ConfigError is a ValueError).
         """
         read = _READERS.get(name)
-        return self._reader.value(given) if read is None else read(self, given)
+        return self._reader.value(value) if read is None else read(self, value)
 
-    def by_name(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def by_name(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return values by name."""
-        return {name: self._reader.value(value) for name, value in given.items()}
+        return {name: self._reader.value(value) for name, value in values.items()}
 
-    def epoch(self, given: Mapping[str, Any]) -> Epoch:
+    def epoch(self, values: Mapping[str, Any]) -> Epoch:
         """Return an epoch; its losses and figures are mappings."""
         mappings = ("losses", "validation", "step_figures")
         read: dict[str, Any] = {
             name: self.by_name(value) if name in mappings else self._reader.value(value)
-            for name, value in given.items()
+            for name, value in values.items()
         }
         return Epoch(**read)
 
-    def rows(self, given: Mapping[str, Any]) -> dict[str, SavedRows]:
+    def rows(self, values: Mapping[str, Any]) -> dict[str, SavedRows]:
         """Return rows by label."""
-        return {label: SavedRows.read(parts, self._arrays, self._allow) for label, parts in given.items()}
+        return {label: SavedRows.read(parts, self._arrays, self._allow) for label, parts in values.items()}
 
 
 _READERS: dict[str, Callable[[FieldReader, Any], Any]] = {
-    "plan": lambda reader, given: None if given is None else Plan.from_dict(given),
-    "error": lambda reader, given: read_error(given),
-    "started": lambda reader, given: None if given is None else datetime.fromisoformat(given),
-    "events": lambda reader, given: tuple(Event(**event) for event in given),
-    "epochs": lambda reader, given: tuple(map(reader.epoch, given)),
-    "fitted": lambda reader, given: tuple(Fitted(**reader.by_name(entry)) for entry in given),
-    "losses": lambda reader, given: NamedValues("loss", reader.by_name(given)),
-    "metrics": lambda reader, given: NamedValues("metric", reader.by_name(given)),
-    "predictions": lambda reader, given: reader.by_name(given),
-    "rows": lambda reader, given: reader.rows(given),
-    "compared": lambda reader, given: {name: (label, tuple(columns)) for name, (label, columns) in given.items()},
-    "nodes": lambda reader, given: tuple(given),
+    "plan": lambda reader, value: None if value is None else Plan.from_dict(value),
+    "error": lambda reader, value: read_error(value),
+    "started": lambda reader, value: None if value is None else datetime.fromisoformat(value),
+    "events": lambda reader, value: tuple(Event(**event) for event in value),
+    "epochs": lambda reader, value: tuple(map(reader.epoch, value)),
+    "fitted": lambda reader, value: tuple(Fitted(**reader.by_name(entry)) for entry in value),
+    "losses": lambda reader, value: NamedValues("loss", reader.by_name(value)),
+    "metrics": lambda reader, value: NamedValues("metric", reader.by_name(value)),
+    "predictions": lambda reader, value: reader.by_name(value),
+    "rows": lambda reader, value: reader.rows(value),
+    "compared": lambda reader, value: {name: (label, tuple(columns)) for name, (label, columns) in value.items()},
+    "nodes": lambda reader, value: tuple(value),
 }

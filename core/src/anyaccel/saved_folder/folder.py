@@ -73,8 +73,8 @@ def write(
     storage.create_folder()
     files: list[ArraysFile] = []
     try:
-        for group, given in ((GROUP, arrays), ("run", run or {})):
-            for file in shards.written(storage, group, given, largest_shard, pause):
+        for group, group_arrays in ((GROUP, arrays), ("run", run or {})):
+            for file in shards.written(storage, group, group_arrays, largest_shard, pause):
                 files.append(file)
         text = encode(storage.name, parts, files, versions or {})
         keep_previous(storage)

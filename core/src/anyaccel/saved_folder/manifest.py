@@ -162,30 +162,30 @@ def _parsed(storage: Storage, name: str) -> dict[str, Any]:
     with storage.open(name) as stream:
         text = stream.read(size)
     try:
-        given = strict_json.parse(text)
+        manifest = strict_json.parse(text)
     except ValueError as error:
         raise ConfigError(f"{problem}: {error}", hint=HINT) from error
-    if not isinstance(given, dict) or given.get("format") != _FORMAT:
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise ConfigError(problem, cause="another format", hint=HINT)
-    return given
+    return manifest
 
 
 def _load(storage: Storage, name: str) -> dict[str, Any]:
     """Return a manifest that is whole, of a version that can be read."""
-    given, file = _parsed(storage, name), storage.file_name(name)
-    version = given.get("schema_version")
+    manifest, file = _parsed(storage, name), storage.file_name(name)
+    version = manifest.get("schema_version")
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise ConfigError(
-            f"{file!r} has schema version {shown(version)}, written by {shown(given.get('written_by'))}",
+            f"{file!r} has schema version {shown(version)}, written by {shown(manifest.get('written_by'))}",
             cause=f"this version of anyaccel reads versions up to {SCHEMA_VERSION}",
             hint="read it with the version of anyaccel that wrote it, or a newer version",
         )
-    if given["schema_version"] > 1 and given.pop("sha256", None) != _sha256(given):
+    if manifest["schema_version"] > 1 and manifest.pop("sha256", None) != _sha256(manifest):
         raise ConfigError(
             f"{file!r} differs from what was written: it was changed, or is incomplete",
             hint="copy the folder again, or save again",
         )
-    return given
+    return manifest
 
 
 def part_of(storage: Storage, manifest: Mapping[str, Any], name: str) -> Any:
@@ -211,9 +211,9 @@ def arrays_files(storage: Storage, manifest: Mapping[str, Any]) -> list[ArraysFi
     Raises:
         ConfigError: an entry is malformed, or names a file in another place.
     """
-    given = manifest.get("arrays")
+    entries = manifest.get("arrays")
     files = []
-    for entry in given if isinstance(given, list) else [None]:
+    for entry in entries if isinstance(entries, list) else [None]:
         try:
             files.append(_arrays_file(entry))
         except (TypeError, KeyError, ValueError) as error:

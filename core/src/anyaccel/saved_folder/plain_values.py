@@ -113,39 +113,39 @@ class PlainReader:
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._arrays = arrays
 
-    def value(self, given: Any) -> Any:
+    def value(self, plain: Any) -> Any:
         """Return the value of plain data.
 
         Raises:
             ConfigError: it is malformed.
         """
-        if isinstance(given, list):
-            return [self.value(item) for item in given]
-        if not isinstance(given, Mapping):
-            return given
+        if isinstance(plain, list):
+            return [self.value(item) for item in plain]
+        if not isinstance(plain, Mapping):
+            return plain
         try:
-            return self.readers[given[KIND]](self, given)
+            return self.readers[plain[KIND]](self, plain)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{shown(given)} is not a saved value", hint=HINT) from error
+            raise ConfigError(f"{shown(plain)} is not a saved value", hint=HINT) from error
 
-    def array(self, given: Mapping[str, Any]) -> np.ndarray:
+    def array(self, plain: Mapping[str, Any]) -> np.ndarray:
         """Return an array: of numbers by its name, or of text and objects by its items."""
-        if "name" in given:
-            array = np.array(self._arrays[given["name"]], order="C")
-            return array.T if given["transposed"] else array
-        flat = np.empty(len(given["items"]), dtype=object)
-        flat[:] = self.value(given["items"])
-        return flat.reshape(given["shape"]).astype(np.dtype(given["dtype"]))
+        if "name" in plain:
+            array = np.array(self._arrays[plain["name"]], order="C")
+            return array.T if plain["transposed"] else array
+        flat = np.empty(len(plain["items"]), dtype=object)
+        flat[:] = self.value(plain["items"])
+        return flat.reshape(plain["shape"]).astype(np.dtype(plain["dtype"]))
 
 
 PlainReader.readers = {
-    "array": lambda reader, given: reader.array(given),
-    "scalar": lambda reader, given: np.dtype(given["dtype"]).type(reader.value(given["value"])),
-    "dtype": lambda reader, given: np.dtype(given["name"]),
-    "type": lambda reader, given: np.dtype(given["name"]).type,
-    "dict": lambda reader, given: {reader.value(key): reader.value(value) for key, value in given["items"]},
-    "tuple": lambda reader, given: tuple(reader.value(given["items"])),
-    "float": lambda reader, given: float(given["value"]),
+    "array": lambda reader, plain: reader.array(plain),
+    "scalar": lambda reader, plain: np.dtype(plain["dtype"]).type(reader.value(plain["value"])),
+    "dtype": lambda reader, plain: np.dtype(plain["name"]),
+    "type": lambda reader, plain: np.dtype(plain["name"]).type,
+    "dict": lambda reader, plain: {reader.value(key): reader.value(value) for key, value in plain["items"]},
+    "tuple": lambda reader, plain: tuple(reader.value(plain["items"])),
+    "float": lambda reader, plain: float(plain["value"]),
 }

@@ -122,8 +122,8 @@ def has_foreign_index(storage: Storage) -> bool:
     with storage.open(INDEX) as stream:
         text = stream.read(size)
     try:
-        given = strict_json.parse(text)
-        return bool(given["metadata"]["written_by"] != _WRITER)
+        index = strict_json.parse(text)
+        return bool(index["metadata"]["written_by"] != _WRITER)
     except ValueError:  # beside a manifest a store may have a part of ours
         return storage.replaces_at_once or not is_saved(storage)
     except (TypeError, KeyError):
@@ -207,13 +207,13 @@ def shard_map(folder: Storage, index: str, suffixes: Sequence[str]) -> dict[str,
         if size > _LARGEST_INDEX:
             raise ValueError("it is too large")
         with folder.open(index) as stream:
-            given = json.loads(stream.read(size))["weight_map"]
-        if not isinstance(given, dict) or not all(_is_plain_name(name, suffixes) for name in given.values()):
-            raise ValueError(f"weight_map is {shown(given)}")
+            weight_map = json.loads(stream.read(size))["weight_map"]
+        if not isinstance(weight_map, dict) or not all(_is_plain_name(name, suffixes) for name in weight_map.values()):
+            raise ValueError(f"weight_map is {shown(weight_map)}")
     except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         problem = f"{folder.file_name(index)!r} is not an index of shards: {type(error).__name__}: {error}"
         raise StateError(problem, hint="pass an index with weight_map={'NAME': 'FILE IN ITS FOLDER'}") from error
-    return given
+    return weight_map
 
 
 def _is_plain_name(name: Any, suffixes: Sequence[str]) -> bool:

@@ -232,10 +232,10 @@ def _read_header(stream: IO[bytes], size: int) -> bytes:
 def _slots(header: bytes, size: int) -> list[_Slot]:
     """Return the places of the tensors, in the order of the file; they fill the rest of it without a gap."""
     try:
-        given = strict_json.parse(header[8:])
-        if not isinstance(given, dict):
+        entries = strict_json.parse(header[8:])
+        if not isinstance(entries, dict):
             raise ValueError("its header is not a dict")
-        slots = [_slot(name, entry) for name, entry in given.items() if name != _METADATA]
+        slots = [_slot(name, entry) for name, entry in entries.items() if name != _METADATA]
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"its header is malformed: {type(error).__name__}: {error}") from error
     slots.sort(key=lambda slot: (slot.begin, slot.end))

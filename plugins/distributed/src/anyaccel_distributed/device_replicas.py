@@ -95,9 +95,9 @@ def _next(left: Gradients, _: Any) -> Any:
     return left.pop()
 
 
-def _other_parameters(given: int, taken: int) -> FrameworkError:
+def _other_parameters(n_gradients: int, taken: int) -> FrameworkError:
     return FrameworkError(
-        f"the replicas have gradients of different parameters: got {given}, expected {taken}",
+        f"the replicas have gradients of different parameters: got {n_gradients}, expected {taken}",
         hint="train in several processes, anyaccel run --replicas 2 SCRIPT, or use all parameters in each step",
     )
 

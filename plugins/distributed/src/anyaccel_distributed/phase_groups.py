@@ -192,9 +192,9 @@ def process_group(phase: PhaseSettings, resolution: Resolution, learners: Sequen
         groups = {name: _joined(replicate, place) for name, replicate in able.items() if replicate is not None}
         return ReplicatedTraining(phase.label, place, groups) if groups else SingleProcess()  # whole in each process
     divided = is_sharded(phase, resolution.plan)
-    given = divided and any(backend.required(ShardParameters).global_batches for backend in resolution.backends)
+    divides = divided and any(backend.required(ShardParameters).global_batches for backend in resolution.backends)
     allowed = not divided and may_compute_together(phase, resolution)
-    coupled = check_shareable(phase, resolution, learners, together=given or allowed)
+    coupled = check_shareable(phase, resolution, learners, together=divides or allowed)
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
         if backend.capability(Replicate) is None:
@@ -216,7 +216,7 @@ def process_group(phase: PhaseSettings, resolution: Resolution, learners: Sequen
         sharded=divided,
         offload=offloads(resolution.plan),
         whole=whole_nodes(resolution.plan),
-        global_batches=GlobalBatches(given=given, allowed=allowed, needed=coupled),
+        global_batches=GlobalBatches(given=divides, allowed=allowed, needed=coupled),
         sync_batchnorm=phase.sync_batchnorm,
         fixed_order=phase.deterministic,
         accumulate=phase.accumulate,

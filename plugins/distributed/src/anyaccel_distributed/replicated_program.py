@@ -207,13 +207,13 @@ class ReplicatedProgram(Program, ScalesLosses):
             PhaseError: there are fewer rows than replicas.
         """
         # Factors of the sums of losses that are not divided by the rows of a shard alone, by label.
-        given = dict(scale or {})
+        scales = dict(scale or {})
         weights = self.loss_weights(inputs)
         with self._backend.scope(self._devices[0]):
             own = {
                 term.label: term.weight / weights[term.label] for term in self.segment.losses if term.label in weights
             }
-        factors = {**own, **given}
+        factors = {**own, **scales}
         gradients: dict[int, Gradients] = {}
         losses: dict[int, LossSums] = {}
         cut = self._cutter.cut(inputs)

@@ -297,8 +297,8 @@ class ReplicatedTraining(ProcessGroup):
             by_framework.setdefault(stage.backend.framework, []).append(i)
         with self._naming_this_replica():
             for framework, positions in by_framework.items():
-                given = [(inputs[i][0].program, inputs[i][1]) for i in positions]
-                found = self._groups[framework].loss_weights(given, n_rows)
+                calls = [(inputs[i][0].program, inputs[i][1]) for i in positions]
+                found = self._groups[framework].loss_weights(calls, n_rows)
                 for i, each in zip(positions, found, strict=True):
                     weights[i] = each
         return weights

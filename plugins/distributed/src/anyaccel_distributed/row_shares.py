@@ -294,8 +294,8 @@ class GlobalBatches:
         """
         if self.given or not self.allowed:
             return self
-        given = in_memory or batches
-        if self.needed and not given:
+        may_share = in_memory or batches
+        if self.needed and not may_share:
             raise PhaseError(
                 f"phase {label!r} normalizes over the rows of all replicas, which needs all rows "
                 "of a batch in each replica",
@@ -303,4 +303,4 @@ class GlobalBatches:
                 hint=f"draw batches of a multiple of {size} rows from a FeatureSet, or set replicas=1 to train "
                 "the whole model separately in each process",
             )
-        return replace(self, given=given, parts=batches)
+        return replace(self, given=may_share, parts=batches)

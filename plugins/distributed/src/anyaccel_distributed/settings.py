@@ -13,6 +13,6 @@ FLAG = Setting(flag)
 PHASE_SHARDING = Setting(optional(choice(*SHARDING)))
 
 
-def node_sharding(where: str, given: object) -> str:
+def node_sharding(where: str, sharding: object) -> str:
     """Check the argument `sharding` of a ModelNode."""
-    return one_of(where, "sharding", given, (*SHARDING, "none"))
+    return one_of(where, "sharding", sharding, (*SHARDING, "none"))

@@ -69,12 +69,12 @@ def _importable(function: Callable[..., object]) -> tuple[str, str]:
 
 
 def _plain(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    given = dict(arguments or {})
+    plain = dict(arguments or {})
     try:
-        json.dumps(given)
+        json.dumps(plain)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"spawn: the arguments are not JSON values: {error}",
             hint="pass numbers, strings and lists, such as the path of a file",
         ) from None
-    return given
+    return plain

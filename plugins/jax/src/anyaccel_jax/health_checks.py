@@ -47,10 +47,10 @@ def _plugin(machine: Machine, vendor: str) -> Iterator[Check]:
 
 def _memory(machine: Machine) -> Check:
     """Check whether JAX and TensorFlow would both take a GPU's memory; anyaccel prevents it if it starts first."""
-    given = machine.environment
-    jax_takes_all = given.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() not in _OFF
+    variables = machine.environment
+    jax_takes_all = variables.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() not in _OFF
     tensorflow = machine.version_of("tensorflow")
-    tensorflow_takes_all = tensorflow and given.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() != "true"
+    tensorflow_takes_all = tensorflow and variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() != "true"
     if jax_takes_all and tensorflow_takes_all:
         return Check(
             name="memory of GPUs",

@@ -139,11 +139,11 @@ class OptaxRule(UpdateRule):
         known = {name: kept[name] for name in parameters if name in kept}
         if len(known) == len(parameters):
             return known
-        given = {id(array) for array in parameters.values()}  # a step may destroy parameters and slots
+        shared = {id(array) for array in parameters.values()}  # a step may destroy parameters and slots
         # Values of another sharding would have steps compiled twice.
         initial = {
             name: {
-                slot: put_like(jnp.copy(value) if id(value) in given else value, parameters[name])
+                slot: put_like(jnp.copy(value) if id(value) in shared else value, parameters[name])
                 for slot, value in slots.items()
             }
             for name, slots in self._tree.split_state(self._initial_state(parameters), parameters).items()

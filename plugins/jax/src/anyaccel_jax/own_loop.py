@@ -138,25 +138,25 @@ class JaxLoop(AttributeHints, Loop):
 
     # -- prepare ---------------------------------------------------------------------------------------------------
 
-    def _is_loader(self, given: Any) -> bool:
-        return super()._is_loader(given) and not is_nnx(given) and jax.tree_util.all_leaves([given])
+    def _is_loader(self, candidate: Any) -> bool:
+        return super()._is_loader(candidate) and not is_nnx(candidate) and jax.tree_util.all_leaves([candidate])
 
-    def _is_container(self, given: Any) -> bool:
+    def _is_container(self, candidate: Any) -> bool:
         """Return whether a container has a loader; other lists, tuples and dicts are states."""
-        if not super()._is_container(given):
+        if not super()._is_container(candidate):
             return False
-        items = given.values() if isinstance(given, dict) else given
+        items = candidate.values() if isinstance(candidate, dict) else candidate
         return any(self._is_loader(item) or self._is_container(item) for item in items)
 
     def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
         return JaxLoader(loader, *settings, placing=self._placing, together=self.accumulation_steps)
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
-        for given in objects:
-            _check_preparable(given)
+        for prepared in objects:
+            _check_preparable(prepared)
         if self.num_processes > 1:
             self._check_alike(objects)
-        placed = [self._placed(given) for given in objects]
+        placed = [self._placed(value) for value in objects]
         if not frozen:
             self._states.prepared += [_Prepared(value) for value in placed]
             self._undo += [self._states.prepared.pop] * len(placed)
@@ -165,8 +165,8 @@ class JaxLoop(AttributeHints, Loop):
     def _check_alike(self, objects: Sequence[Any]) -> None:
         own = {
             f"{number}/{name}": _digest(leaf)
-            for number, given in enumerate(objects)
-            for name, leaf in _named(given).items()
+            for number, value in enumerate(objects)
+            for name, leaf in _named(value).items()
             if not _is_global(leaf)
         }
         every = self._processes.gather_plain(own)
@@ -180,9 +180,9 @@ class JaxLoop(AttributeHints, Loop):
                     hint="create it from the same key in all processes: jax.random.key(0)",
                 )
 
-    def _placed(self, given: Any) -> Any:
+    def _placed(self, value: Any) -> Any:
         placing = self._placing
-        keeps_numbers = placing.is_plain or comes_from(given, "equinox")
+        keeps_numbers = placing.is_plain or comes_from(value, "equinox")
 
         def placed(leaf: Any) -> Any:
             if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != object:
@@ -195,7 +195,7 @@ class JaxLoop(AttributeHints, Loop):
             return placing.put(leaf, placing.divided(leaf))
 
         with translate_errors("a state of the loop"):
-            return _mapped(given, placed)
+            return _mapped(value, placed)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -285,13 +285,13 @@ class JaxLoop(AttributeHints, Loop):
     # -- values ----------------------------------------------------------------------------------------------------
 
     def _part(self, value: Any) -> Part:
-        given, share = self._iterations.share, self._iterations.training_share
+        rows_share, share = self._iterations.share, self._iterations.training_share
         self._gathers = share is None and not any(_is_global(leaf) for leaf in leaves(value, registry().owners))
         on_host, rows = super()._part(value)
-        padding = given.padding if isinstance(given, _JaxShare) else None
-        if padding is None or given is None:
+        padding = rows_share.padding if isinstance(rows_share, _JaxShare) else None
+        if padding is None or rows_share is None:
             return on_host, rows
-        n_rows, n_padded = given.rows, len(padding.mask)
+        n_rows, n_padded = rows_share.rows, len(padding.mask)
 
         def without(leaf: Any) -> Any:
             if not isinstance(leaf, np.ndarray) or not leaf.ndim or len(leaf) != n_padded:
@@ -547,14 +547,14 @@ class _CompiledStep:
         if self._call is None:
             self._call = self._compiled(args)
         try:
-            given = self._call(*args, **settings)
+            result = self._call(*args, **settings)
         except (RuntimeError, ValueError) as error:
             explained = self._states.explained(error)
             if explained is error:
                 raise
             raise explained from error
-        self._states.tell([(prepared, given if place < 0 else given[place]) for prepared, place in self._told])
-        return given
+        self._states.tell([(prepared, result if place < 0 else result[place]) for prepared, place in self._told])
+        return result
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
         states = self._states_in(args)
@@ -569,19 +569,19 @@ class _CompiledStep:
 
         def traced(*args: Any, **settings: Any) -> Any:
             before = known.n_losses
-            given = step(*args, **settings)
+            result = step(*args, **settings)
             if self._casts and known.n_losses == before:
                 raise ConfigError(
                     f"{self._name} does not compute a loss with the loop, which has precision='bf16-mixed'",
                     hint="write value, grads = loop.value_and_grad(loss)(params, x, y), or leave precision out",
                 )
-            self._told = self._places(given, trees)
+            self._told = self._places(result, trees)
             if self._placing.is_plain:
-                return given
+                return result
             for position, prepared in states.items():
                 if is_nnx(prepared.value):
                     _mapped_with(_pinned, args[position], prepared.value)
-            return self._where_they_were(given)
+            return self._where_they_were(result)
 
         update_wrapper(traced, step)
         if len(trees) < len(states):
@@ -608,11 +608,11 @@ class _CompiledStep:
                     break
         return states
 
-    def _places(self, given: Any, trees: Sequence[_Prepared]) -> list[tuple[_Prepared, int]]:
+    def _places(self, result: Any, trees: Sequence[_Prepared]) -> list[tuple[_Prepared, int]]:
         """Return the positions of new states in a step's result; -1 means the whole result."""
-        if len(trees) == 1 and trees[0].is_like(given):
+        if len(trees) == 1 and trees[0].is_like(result):
             return [(trees[0], -1)]
-        values = list(given) if isinstance(given, (tuple, list)) else []
+        values = list(result) if isinstance(result, (tuple, list)) else []
         places: list[tuple[_Prepared, int]] = []
         for prepared in trees:
             taken = {place for _, place in places}
@@ -627,15 +627,15 @@ class _CompiledStep:
             places.append((prepared, place))
         return places
 
-    def _where_they_were(self, given: Any) -> Any:
+    def _where_they_were(self, result: Any) -> Any:
         """Return a step's result, with new states on the devices of the prepared ones."""
         for prepared, place in self._told:
-            value = _mapped_with(_pinned, given if place < 0 else given[place], prepared.value)
+            value = _mapped_with(_pinned, result if place < 0 else result[place], prepared.value)
             if place < 0:
                 return value
-            parts = [value if i == place else part for i, part in enumerate(given)]
-            given = given._make(parts) if hasattr(given, "_make") else type(given)(parts)
-        return given
+            parts = [value if i == place else part for i, part in enumerate(result)]
+            result = result._make(parts) if hasattr(result, "_make") else type(result)(parts)
+        return result
 
 
 class _Prepared:
@@ -835,11 +835,11 @@ def _holds_arrays(batch: Any) -> bool:
     return type(batch) in (tuple, list) and len(batch) > 0 and all(type(item) is np.ndarray for item in batch)
 
 
-def _check_preparable(given: Any) -> None:
-    is_model = is_keras(given) or is_own_model(given)
-    if is_model or not any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(_contents(given))):
+def _check_preparable(value: Any) -> None:
+    is_model = is_keras(value) or is_own_model(value)
+    if is_model or not any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(_contents(value))):
         raise DataError(
-            f"prepare() cannot prepare a {type(given).__name__}",
+            f"prepare() cannot prepare a {type(value).__name__}",
             available="pytrees of arrays, NNX and Equinox modules, states of Flax and Optax, and loaders",
             hint="write state, loader = loop.prepare(state, loader)",
         )

@@ -104,12 +104,12 @@ class JaxReplicaGroup(ReplicaGroup):
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
         """Gather with one all-gather for all tensors of a device and dtype."""
-        given = [[jnp.asarray(value) for value in shard] for shard in shards]
-        every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
-        for positions in _positions(given[0]):
-            rows = _rows([[shard[i] for i in positions] for shard in given], max(counts))
+        tensors = [[jnp.asarray(value) for value in shard] for shard in shards]
+        every: list[list[Any]] = [[None] * len(tensors[0]) for _ in range(sum(counts))]
+        for positions in _positions(tensors[0]):
+            rows = _rows([[shard[i] for i in positions] for shard in tensors], max(counts))
             gathered = self._try("gather the gradients", lambda rows=rows: self._over(rows).gather(rows))  # type: ignore[misc]
-            pieces = _pieces(gathered, tuple(counts), tuple(given[0][i].shape for i in positions))
+            pieces = _pieces(gathered, tuple(counts), tuple(tensors[0][i].shape for i in positions))
             for shard, own in zip(every, pieces, strict=True):
                 for i, piece in zip(positions, own, strict=True):
                     shard[i] = piece
@@ -299,10 +299,10 @@ def join_cluster(rank: int, size: int) -> Departure:
     more |= {} if asked is None else {"heartbeat_timeout_seconds": max(1, math.ceil(asked))}
     more |= own_gpu(rank, size)
     known = inspect.signature(jax.distributed.initialize).parameters
-    given: dict[str, Any] = {name: value for name, value in more.items() if name in known}
+    accepted: dict[str, Any] = {name: value for name, value in more.items() if name in known}
     try:
         _check_coordinator(rank, seconds)
-        jax.distributed.initialize(_coordinator(), size, rank, initialization_timeout=max(1, int(seconds)), **given)
+        jax.distributed.initialize(_coordinator(), size, rank, initialization_timeout=max(1, int(seconds)), **accepted)
     except (RuntimeError, ValueError, OSError) as error:
         raise FrameworkError(
             f"replica {rank} of {size} could not join the others through JAX: {first_line(error)}",
@@ -338,8 +338,8 @@ def own_gpu(rank: int, size: int) -> dict[str, Any]:
 
 
 def _coordinator() -> str:
-    given = os.environ.get(COORDINATOR)
-    return given or f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
+    address = os.environ.get(COORDINATOR)
+    return address or f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
 
 
 def _check_coordinator(rank: int, seconds: float) -> None:

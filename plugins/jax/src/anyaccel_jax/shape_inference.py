@@ -71,12 +71,12 @@ def _outputs(
 ) -> tuple[Any, ...]:
     """Return the outputs, as shapes and dtypes."""
     struct: Any = jax.ShapeDtypeStruct
-    given = [struct((batch, *spec.shape), getattr(jax.numpy, spec.dtype)) for spec in inputs]
+    structs = [struct((batch, *spec.shape), getattr(jax.numpy, spec.dtype)) for spec in inputs]
 
     def evaluate(parameters: Any, buffers: Any, inputs: Any) -> Any:
         return model.apply(parameters, buffers, inputs, train, jax.random.key(0), layout)[0]
 
-    outputs: tuple[Any, ...] = jax.eval_shape(evaluate, model.parameters, model.buffers, given)
+    outputs: tuple[Any, ...] = jax.eval_shape(evaluate, model.parameters, model.buffers, structs)
     return outputs
 
 

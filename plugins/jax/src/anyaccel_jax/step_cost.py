@@ -90,8 +90,8 @@ class _Node:
 
         shapes = jax.tree.map(lambda x: _abstract(x.shape, x.dtype), (self._values, inputs))
         jaxpr = jax.make_jaxpr(forward)(*shapes).jaxpr
-        given = {id(variable) for variable in (*jaxpr.invars, *jaxpr.constvars)}
-        made: dict[int, Any] = {id(x): x.aval for x in jaxpr.outvars if isinstance(x, Var) and id(x) not in given}
+        passed = {id(variable) for variable in (*jaxpr.invars, *jaxpr.constvars)}
+        made: dict[int, Any] = {id(x): x.aval for x in jaxpr.outvars if isinstance(x, Var) and id(x) not in passed}
         return sum(int(aval.size) * aval.dtype.itemsize for aval in made.values())
 
 

@@ -107,14 +107,14 @@ class TrainState:
         functions = self.functions
         self._check_update(grads, value)
         optimizer, group, label = functions.optimizer, functions.group, functions.label
-        given = {label: dict(grads)}
+        gradients = {label: dict(grads)}
         limit = optimizer.clip_norms.get(group)
-        factor = None if limit is None else optimizer.clip_factor(limit, [optimizer.gradient_stats(given)[0]])
+        factor = None if limit is None else optimizer.clip_factor(limit, [optimizer.gradient_stats(gradients)[0]])
         row = self.step - self.first
         scalars = {name: jnp.take(t, row, mode="fill", fill_value=jnp.nan) for name, t in self.tables.items()}
         coefficients = optimizer.with_value(group, {label: scalars}, value)
         after, slots = optimizer.update(
-            group, {label: self.params}, {label: self.opt_state}, given, coefficients, factor
+            group, {label: self.params}, {label: self.opt_state}, gradients, coefficients, factor
         )
         return replace(
             self,
@@ -156,19 +156,19 @@ class TrainState:
 State = dict[str, TrainState]
 
 
-def check_after(before: State, given: Any) -> tuple[State, Any]:
+def check_after(before: State, result: Any) -> tuple[State, Any]:
     """Return the state and the figures of a step.
 
     Raises:
         PhaseError: they are not such a pair; or the state has other nodes, names, shapes or dtypes, or changes frozen
             values.
     """
-    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
         raise PhaseError(
-            f"the step returned a {type(given).__name__} instead of the new state and its figures",
+            f"the step returned a {type(result).__name__} instead of the new state and its figures",
             hint="write return state, {'loss': loss}, where state is a dict like the given one",
         )
-    after = dict(given[0])
+    after = dict(result[0])
     if sorted(after) != sorted(before) or not all(isinstance(s, TrainState) for s in after.values()):
         raise PhaseError(
             f"the step returned a state of {', '.join(map(str, after)) or 'no nodes'}",
@@ -177,7 +177,7 @@ def check_after(before: State, given: Any) -> tuple[State, Any]:
         )
     for label, state in after.items():
         _check_same(label, before[label], state)
-    return after, given[1]
+    return after, result[1]
 
 
 def _check_same(label: str, before: TrainState, after: TrainState) -> None:

@@ -115,9 +115,11 @@ class _Observer:
             if before is not None:
                 before(function, args, kwargs, results)
             leaves = jax.tree_util.tree_leaves((args, kwargs))
-            given = [leaf for leaf in leaves if _is_host_array(leaf)]
-            if given or jax.local_device_count() > 1:
-                self._call(getattr(function, "__name__", "jit"), given, leaves, jax.tree_util.tree_leaves(results))
+            host_leaves = [leaf for leaf in leaves if _is_host_array(leaf)]
+            if host_leaves or jax.local_device_count() > 1:
+                self._call(
+                    getattr(function, "__name__", "jit"), host_leaves, leaves, jax.tree_util.tree_leaves(results)
+                )
 
         state.set_global(hook)
         if is_set:  # as jax.debug_nans leaves it behind
@@ -129,11 +131,11 @@ class _Observer:
             if is_set:
                 state.set_local(local)
 
-    def _call(self, name: str, given: Sequence[Any], leaves: Sequence[Any], results: Sequence[Any]) -> None:
+    def _call(self, name: str, host_leaves: Sequence[Any], leaves: Sequence[Any], results: Sequence[Any]) -> None:
         target = next((_native(result) for result in results if isinstance(result, _ARRAY)), None)
         if target is None:  # without results nobody knows where it ran, other than from its arguments
             target = next((_native(each) for each in leaves if isinstance(each, _ARRAY)), jax.local_devices()[0])
-        for leaf in given:
+        for leaf in host_leaves:
             self._tell("host to device", HOST, self._device_of(target), name, _nbytes(leaf), waits=False)
         for leaf in leaves:
             if isinstance(leaf, _ARRAY) and not leaf.committed and target not in leaf.devices():
@@ -195,13 +197,13 @@ class _Observer:
             yield
 
     def _reader(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def read(given: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if type(given) is not _ARRAY or given._npy_value is not None or getattr(_reading, "told", False):
-                return function(given, *args, **kwargs) if given is not None else function(*args, **kwargs)
-            self._read(given, name)
+        def read(array: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if type(array) is not _ARRAY or array._npy_value is not None or getattr(_reading, "told", False):
+                return function(array, *args, **kwargs) if array is not None else function(*args, **kwargs)
+            self._read(array, name)
             _reading.told = True
             try:
-                return function(given, *args, **kwargs)
+                return function(array, *args, **kwargs)
             finally:
                 _reading.told = False
 

@@ -204,9 +204,9 @@ def memory_kinds(device: Any) -> list[str]:
     return sorted(memory.kind for memory in device.addressable_memories())
 
 
-def _listed(name: str, given: Any, example: str) -> list[Any]:
+def _listed(name: str, items: Any, example: str) -> list[Any]:
     fits = lambda it: isinstance(it, Iterable) and not isinstance(it, str | bytes | dict)  # noqa: E731
-    made = list(check(ConfigError, WHERE, name, given, fits, "a list with an item for each block", example))
+    made = list(check(ConfigError, WHERE, name, items, fits, "a list with an item for each block", example))
     return list(check(ConfigError, WHERE, name, made, bool, "a list with an item for each block", example))
 
 

@@ -180,8 +180,8 @@ def cross_validate(
     measured: list[dict[str, float]] = []
     models, predictions, probabilities = [], [], []
     for train, test in splits:
-        given = {"target": target, "loss": loss, "seed": seed, "progress": progress, **fit_arguments}
-        fitted = fit(model, rows.take(train), **given)
+        arguments = {"target": target, "loss": loss, "seed": seed, "progress": progress, **fit_arguments}
+        fitted = fit(model, rows.take(train), **arguments)
         unseen = rows.take(test)
         results = fitted.evaluate(unseen, metrics)
         measured.append({_SCORE: fitted.score(unseen), **results.metrics})

@@ -75,7 +75,7 @@ class FitPhase(Phase):
     settings: ClassVar[Mapping[str, Setting]] = {
         **Phase.settings,
         "nodes": Setting(node_labels, save_labels),
-        "batch_size": Setting(lambda phase, name, given: SimpleSampler(given).batch_size),
+        "batch_size": Setting(lambda phase, name, value: SimpleSampler(value).batch_size),
     }
     batch_size: int
     equal_lengths = True

@@ -226,9 +226,9 @@ class Where(PairCondition):
 Conditions = PairCondition | Iterable[PairCondition]
 
 
-def conditions_of(argument: str, given: Any) -> tuple[PairCondition, ...]:
+def conditions_of(argument: str, value: Any) -> tuple[PairCondition, ...]:
     """Return one condition or several as a tuple."""
-    several = (given,) if isinstance(given, PairCondition) else given
+    several = (value,) if isinstance(value, PairCondition) else value
     conditions = tuple(several) if isinstance(several, Iterable) and not isinstance(several, str) else (several,)
     for condition in conditions:
         if not isinstance(condition, PairCondition):

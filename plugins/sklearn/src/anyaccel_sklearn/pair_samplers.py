@@ -61,19 +61,19 @@ class _ConditionSampler(Sampler):
             SamplerError: A setting is invalid.
         """
         known, needed = field_names(cls), {"batch_size", *cls.conditions} - {*cls.optional}
-        given = dict(config) if isinstance(config, Mapping) else {}
-        if given.pop("type", None) != cls.kind or set(given) - set(known) or not needed <= set(given):
+        settings = dict(config) if isinstance(config, Mapping) else {}
+        if settings.pop("type", None) != cls.kind or set(settings) - set(known) or not needed <= set(settings):
             raise ConfigError(
                 f"{shown(config)} is not the configuration of a {cls.kind} sampler",
                 available=f"keys: type, {', '.join(known)}",
                 hint="pass the dict from get_config()",
             )
-        for name in set(cls.conditions) & set(given):
-            if not isinstance(given[name], (list, tuple)):
-                problem = f"{name} of a {cls.kind} sampler must be a list of conditions, got {shown(given[name])}"
+        for name in set(cls.conditions) & set(settings):
+            if not isinstance(settings[name], (list, tuple)):
+                problem = f"{name} of a {cls.kind} sampler must be a list of conditions, got {shown(settings[name])}"
                 raise ConfigError(problem, hint="pass the dict from get_config()")
-            given[name] = [condition_from_config(config) for config in given[name]]
-        return cls(**{name: value for name, value in given.items() if value or name not in cls.optional})
+            settings[name] = [condition_from_config(config) for config in settings[name]]
+        return cls(**{name: value for name, value in settings.items() if value or name not in cls.optional})
 
 
 @constructor_hints

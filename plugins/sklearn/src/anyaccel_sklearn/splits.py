@@ -238,10 +238,10 @@ def apportion(sizes: Sequence[int], shares: Sequence[Fraction], totals: Sequence
     base = np.array([[math.floor(count) for count in row] for row in ideal], dtype=np.int64)
     fractional = np.array([[count.denominator != 1 for count in row] for row in ideal], dtype=bool)
     rounded_up = _round_up(sizes, ideal, base, fractional)
-    given, n = base.sum(axis=0), sum(sizes)
-    low = np.array([math.floor(share * n) for share in shares]) - given
-    high = np.array([math.ceil(share * n) for share in shares]) - given
-    _settle(rounded_up, fractional, low, high, np.asarray(totals) - given)
+    assigned, n = base.sum(axis=0), sum(sizes)
+    low = np.array([math.floor(share * n) for share in shares]) - assigned
+    high = np.array([math.ceil(share * n) for share in shares]) - assigned
+    _settle(rounded_up, fractional, low, high, np.asarray(totals) - assigned)
     return np.asarray(base + rounded_up)
 
 

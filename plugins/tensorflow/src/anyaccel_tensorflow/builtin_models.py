@@ -81,12 +81,12 @@ class SpecModel(tf.Module):  # type: ignore[misc]
 
     def __call__(self, *inputs: Any, training: bool = False) -> Any:
         """Compute [batch, *output_shape] from inputs [batch, ...] in the spec's dtype; dropout in training only."""
-        given = [tf.convert_to_tensor(x) for x in inputs]
+        tensors = [tf.convert_to_tensor(x) for x in inputs]
         if not self.is_built:
-            self.build([x.shape[1:] for x in given], self.initial_seed)
+            self.build([x.shape[1:] for x in tensors], self.initial_seed)
         self._n_calls += 1
         values = {name: read(variable) for name, variable in model_variables(self).parameters.items()}
-        return self.forward(values, given, training, key_of(rng.key(0, "dropout", self._n_calls)))
+        return self.forward(values, tensors, training, key_of(rng.key(0, "dropout", self._n_calls)))
 
     def forward(self, values: Mapping[str, Any], inputs: Sequence[Any], training: bool, key: Any) -> Any:
         """Return the output as a function of the parameters by name; dropout follows from `key`."""

@@ -106,21 +106,21 @@ class StatelessCall(FunctionalCall):
         values = {**parameters, **self._seeded(buffers, train, key)}
         mapping = [(named[name], value) for name, value in values.items()]
         with keras().module.StatelessScope(state_mapping=mapping, collect_losses=train) as scope:
-            given = [scope.get_current_value(parameter) for parameter in self.variables.parameters.values()]
+            current = [scope.get_current_value(parameter) for parameter in self.variables.parameters.values()]
             outputs = outputs_of(call_model(self.model, inputs, train, layout), layout)
             if train:
-                self._refuse_assignments(scope, given)
+                self._refuse_assignments(scope, current)
             added = list(self.model.losses) if train else []
             after = {name: scope.get_current_value(buffer) for name, buffer in self._lasting.items()}
         return (_with_added_losses(outputs, added) if added else outputs), ({**buffers, **after} if train else None)
 
-    def _refuse_assignments(self, scope: Any, given: Sequence[Any]) -> None:
+    def _refuse_assignments(self, scope: Any, values: Sequence[Any]) -> None:
         """Refuse a call that assigned to a parameter: gradients would not belong to its new value.
 
         Raises:
             PhaseError: it did.
         """
-        for (name, parameter), value in zip(self.variables.parameters.items(), given, strict=True):
+        for (name, parameter), value in zip(self.variables.parameters.items(), values, strict=True):
             if scope.get_current_value(parameter) is not value:
                 raise PhaseError(
                     f"a {type(self.model).__name__} cannot be trained: its call assigns to the trained variable {name}",

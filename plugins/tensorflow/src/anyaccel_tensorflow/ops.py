@@ -217,8 +217,8 @@ class TensorFlowOps(TracedOps):
 
         def pullback(cotangents: Any) -> Any:
             if targets:
-                given, zero = tf.nest.flatten(cotangents), tf.UnconnectedGradients.ZERO
-                gradients = tape.gradient(targets, sources, given, unconnected_gradients=zero)
+                flat, zero = tf.nest.flatten(cotangents), tf.UnconnectedGradients.ZERO
+                gradients = tape.gradient(targets, sources, flat, unconnected_gradients=zero)
                 dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
             else:
                 dense = [tf.zeros_like(source) for source in sources]
@@ -385,8 +385,8 @@ class Recomputed:
         def run(*arrays: Any) -> Any:
             named = dict(zip(parameters, arrays, strict=False))
             floating = iter(arrays[len(named) :])
-            given = [next(floating) if is_differentiable(x) else x for x in inputs]
-            outputs, after = self._call(named, buffers, given, train, key, layout)
+            filled = [next(floating) if is_differentiable(x) else x for x in inputs]
+            outputs, after = self._call(named, buffers, filled, train, key, layout)
             kept[:] = [outputs, after]
             return tf.nest.flatten((tuple(x for x in outputs if is_differentiable(x)), () if after is None else after))
 
@@ -477,8 +477,8 @@ def call_on_device(
             tape.watch(arrays)
             own_parameters, floating_inputs = tf.nest.pack_sequence_as(primals, arrays)
             floating = iter(floating_inputs)
-            given = [next(floating) if yes else x for yes, x in zip(is_active, inputs, strict=True)]
-            outputs, after = call(own_parameters, buffers, given, train, key, layout)
+            filled = [next(floating) if yes else x for yes, x in zip(is_active, inputs, strict=True)]
+            outputs, after = call(own_parameters, buffers, filled, train, key, layout)
         kept[:] = outputs, after
         targets = [output for output in outputs if is_differentiable(output)] or [tf.zeros(())]
         gradients_of = gradient_function(tape, targets, arrays)

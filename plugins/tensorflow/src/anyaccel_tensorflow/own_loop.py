@@ -138,14 +138,14 @@ class TensorFlowLoop(Loop):
         )
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
-        for given in objects:
-            _check_preparable(given)
-        prepared = [self._add_model(given, frozen) if _is_model(given) else given for given in objects]
-        for given in prepared:
-            if is_optimizer(given):
-                self._add_optimizer(given)
-            elif not _is_model(given):
-                self._others.append(given)
+        for value in objects:
+            _check_preparable(value)
+        prepared = [self._add_model(value, frozen) if _is_model(value) else value for value in objects]
+        for value in prepared:
+            if is_optimizer(value):
+                self._add_optimizer(value)
+            elif not _is_model(value):
+                self._others.append(value)
                 self._undo.append(self._others.pop)
         if self._models and self.num_processes > 1:
             self._processes.part()
@@ -487,8 +487,8 @@ class TensorFlowLoop(Loop):
                 "optimizer.apply() received gradients without their variables",
                 hint="write optimizer.apply_gradients(zip(gradients, variables))",
             )
-        given = list(trainable_variables)
-        keys = {id(tf_variable(variable)) for variable in given}
+        variables = list(trainable_variables)
+        keys = {id(tf_variable(variable)) for variable in variables}
         pending = self._pending | (traced.computed if traced is not None else set())
         if not keys <= pending:
             raise ConfigError(
@@ -504,8 +504,8 @@ class TensorFlowLoop(Loop):
         own.has_scaled = False
         is_closing = self._window.is_closing if traced is None else traced.is_closing
         if is_closing:
-            own.build(given)
-            own.apply(grads, given)
+            own.build(variables)
+            own.apply(grads, variables)
         if traced is not None:
             traced.given |= keys
             traced.applied.append(own)
@@ -991,22 +991,22 @@ class DatasetLoader(LoopLoader):
         self._expected = state["first"] or None
 
 
-def _is_model(given: Any) -> bool:
-    return not is_optimizer(given) and (keras().is_part(given) or keras().is_variable(given))
+def _is_model(candidate: Any) -> bool:
+    return not is_optimizer(candidate) and (keras().is_part(candidate) or keras().is_variable(candidate))
 
 
-def _check_preparable(given: Any) -> None:
+def _check_preparable(candidate: Any) -> None:
     module = sys.modules.get("keras")
-    if module is not None and isinstance(given, module.metrics.Metric):
+    if module is not None and isinstance(candidate, module.metrics.Metric):
         raise DataError(
-            f"prepare() cannot prepare the metric {given.name!r}: each process would see only its own rows",
+            f"prepare() cannot prepare the metric {candidate.name!r}: each process would see only its own rows",
             hint="update it with the rows of all processes: metric.update_state(*loop.gather((y, predictions)))",
         )
-    if _is_model(given) or is_optimizer(given):
+    if _is_model(candidate) or is_optimizer(candidate):
         return
-    if isinstance(given, type) or not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
+    if isinstance(candidate, type) or not (hasattr(candidate, "state_dict") and hasattr(candidate, "load_state_dict")):
         raise DataError(
-            f"prepare() cannot prepare a {type(given).__name__}",
+            f"prepare() cannot prepare a {type(candidate).__name__}",
             cause="it is not a model, optimizer, variable or iterable, and has no state_dict() and load_state_dict()",
             hint="write model, optimizer, dataset = loop.prepare(model, optimizer, dataset)",
         )

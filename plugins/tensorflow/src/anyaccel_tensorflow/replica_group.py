@@ -107,12 +107,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
         """Gather with one all-gather for all tensors of a device and dtype."""
-        given = [[tf.convert_to_tensor(value) for value in shard] for shard in shards]
-        every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
-        for device, positions in _positions(given[0]):
-            rows = run_alone(_rows, [[shard[i] for i in positions] for shard in given], n_rows=max(counts))
+        tensors = [[tf.convert_to_tensor(value) for value in shard] for shard in shards]
+        every: list[list[Any]] = [[None] * len(tensors[0]) for _ in range(sum(counts))]
+        for device, positions in _positions(tensors[0]):
+            rows = run_alone(_rows, [[shard[i] for i in positions] for shard in tensors], n_rows=max(counts))
             gathered = self.attempt("gather the gradients", partial(self._gather, rows, device))
-            pieces = run_alone(_pieces, gathered, [given[0][i] for i in positions], counts=tuple(counts))
+            pieces = run_alone(_pieces, gathered, [tensors[0][i] for i in positions], counts=tuple(counts))
             for shard, own in zip(every, pieces, strict=True):
                 for i, piece in zip(positions, own, strict=True):
                     shard[i] = piece
@@ -188,8 +188,8 @@ def _positions(tensors: Iterable[Any]) -> list[tuple[str, list[int]]]:
 
 
 def _summed(tensor: Any, **keys: Any) -> Any:
-    given = {"merge_op": "Add", "final_op": "Id", "ordering_token": [], "communication_hint": "auto"}
-    return tf.raw_ops.CollectiveReduceV2(input=tensor, **given, **keys)
+    settings = {"merge_op": "Add", "final_op": "Id", "ordering_token": [], "communication_hint": "auto"}
+    return tf.raw_ops.CollectiveReduceV2(input=tensor, **settings, **keys)
 
 
 def _gathered(tensor: Any, **keys: Any) -> Any:

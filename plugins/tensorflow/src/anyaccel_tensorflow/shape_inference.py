@@ -147,10 +147,10 @@ def _trace(
     """Return the outputs for a batch of this size: symbolic ones, unless their shapes depend on values."""
     call = functional_call(model)
     parameters, buffers = ({name: _shape_of(v) for name, v in named.items()} for named in call.variables)
-    given = [tf.TensorSpec([batch, *spec.shape], spec.dtype) for spec in inputs]
+    specs = [tf.TensorSpec([batch, *spec.shape], spec.dtype) for spec in inputs]
     key = key_of(0) if train else None
     function = compiled(lambda p, b, x: call(p, b, x, train, key, layout)[0])
-    outputs = tuple(function.get_concrete_function(parameters, buffers, given).structured_outputs)
+    outputs = tuple(function.get_concrete_function(parameters, buffers, specs).structured_outputs)
     if all(output.shape.is_fully_defined() for output in outputs):
         return outputs
     values = ({name: variables.read(v) for name, v in named.items()} for named in call.variables)

@@ -74,18 +74,18 @@ def _kept(
         specs = {name: (value.shape, value.dtype) for name, value in ops.parameters(op.model).items()}
     graph: Any = tf.compat.v1.get_default_graph()
     parameters = {name: tf.compat.v1.placeholder(dtype, shape) for name, (shape, dtype) in specs.items()}
-    given = tuple(tf.stop_gradient(x) for x in inputs)
-    sources = [*parameters.values(), *(x for x, want in zip(given, wanted, strict=True) if want)]
+    stopped = tuple(tf.stop_gradient(x) for x in inputs)
+    sources = [*parameters.values(), *(x for x, want in zip(stopped, wanted, strict=True) if want)]
     sources = [source for source in sources if is_differentiable(source)]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(sources)
-        outputs, _ = ops.apply(op.model, parameters, _buffers(ops, op), given, op.trainable, ops.key(0), **keywords)
+        outputs, _ = ops.apply(op.model, parameters, _buffers(ops, op), stopped, op.trainable, ops.key(0), **keywords)
     targets = [x for x in outputs if is_differentiable(x)]
     before = set(graph.get_operations())
     tape.gradient(targets, sources, [tf.ones_like(x) for x in targets])
     after = [operation for operation in graph.get_operations() if operation not in before]
     read = [x for operation in after for x in operation.inputs if x.op in before]
-    return _nbytes([*outputs, *read], {x.ref() for x in given}), outputs
+    return _nbytes([*outputs, *read], {x.ref() for x in stopped}), outputs
 
 
 def _buffers(ops: TensorFlowOps, op: Operation) -> Mapping[str, Any]:
@@ -93,17 +93,17 @@ def _buffers(ops: TensorFlowOps, op: Operation) -> Mapping[str, Any]:
         return ops.buffers(op.model)
 
 
-def _nbytes(tensors: Iterable[Any], given: set[Any]) -> int:
+def _nbytes(tensors: Iterable[Any], stopped: set[Any]) -> int:
     """Return the bytes of tensors, once per memory, without the given ones."""
-    made = {x.ref(): x for tensor in tensors for x in _computed(tensor, given)}
+    made = {x.ref(): x for tensor in tensors for x in _computed(tensor, stopped)}
     return sum(_size(x) for x in made.values())
 
 
-def _computed(tensor: Any, given: set[Any]) -> Iterator[Any]:
+def _computed(tensor: Any, stopped: set[Any]) -> Iterator[Any]:
     """Yield the tensor whose memory a tensor has; nothing if that was given."""
-    while tensor.ref() not in given and tensor.op.type in _SAME_MEMORY:
+    while tensor.ref() not in stopped and tensor.op.type in _SAME_MEMORY:
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
-    if tensor.ref() not in given and tensor.op.type not in _GIVEN and tensor.dtype != tf.resource:
+    if tensor.ref() not in stopped and tensor.op.type not in _GIVEN and tensor.dtype != tf.resource:
         yield tensor
 
 

@@ -94,9 +94,9 @@ def raise_if_device_mismatch(error: Exception, who: str, inputs: Mapping[str, An
     """
     if not _is_device_mismatch(str(error)):
         return
-    given = ", ".join(f"{name} on {getattr(tensor, 'device', 'no device')}" for name, tensor in inputs.items())
+    places = ", ".join(f"{name} on {getattr(tensor, 'device', 'no device')}" for name, tensor in inputs.items())
     raise DeviceMismatchError(
-        f"{who} computes with tensors on several devices: its inputs are {given or 'none'}; "
+        f"{who} computes with tensors on several devices: its inputs are {places or 'none'}; "
         f"torch says: {first_line(error)}{mixed_tensors(error)}",
         hint="create tensors on the device of the inputs, for example torch.zeros(3, device=x.device), and register "
         "constant tensors with register_buffer",

@@ -52,10 +52,10 @@ def _local(plain: Callable[[str], str], path: str, part: nn.Module, shapes: Mapp
 
 def _taken(probe: nn.Module, shapes: Mapping[str, Shape]) -> list[str]:
     """Return the buffers that have these shapes once a module, which this changes, has loaded a state with such."""
-    given = probe.state_dict()  # with the versions of its parts, which decide what loading fills in
-    given.update({name: probe.get_buffer(name).new_zeros(shape) for name, shape in shapes.items()})
+    state = probe.state_dict()  # with the versions of its parts, which decide what loading fills in
+    state.update({name: probe.get_buffer(name).new_zeros(shape) for name, shape in shapes.items()})
     try:
-        probe.load_state_dict(given)
+        probe.load_state_dict(state)
     except RuntimeError:  # of torch, for a shape that the module does not take
         return []
     return [name for name, shape in shapes.items() if probe.get_buffer(name).shape == shape]

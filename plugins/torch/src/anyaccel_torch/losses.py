@@ -178,8 +178,8 @@ def _bind_formula(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> B
 
     def weight_alone(values: Values) -> Tensor:
         inputs = [values[slot] for slot in by_columns]
-        given = (tensor.dtype for tensor in inputs if tensor.is_floating_point())
-        weight: Tensor = total_weight(ops, term, inputs, torch.promote_types(next(given, least), least))
+        dtypes = (tensor.dtype for tensor in inputs if tensor.is_floating_point())
+        weight: Tensor = total_weight(ops, term, inputs, torch.promote_types(next(dtypes, least), least))
         return weight
 
     return BoundLoss(term, slots, mean, sum_and_weight, total_weight=weight_alone if by_columns else None)

@@ -85,7 +85,7 @@ def mutates_inputs(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
     if any(isinstance(part, _DROPOUT) and part.inplace for part in submodules(model)):
         return True
     received: list[torch.Tensor] = []
-    hook = model.register_forward_pre_hook(lambda _, *given: received.extend(tensors_in(given)), with_kwargs=True)
+    hook = model.register_forward_pre_hook(lambda _, *values: received.extend(tensors_in(values)), with_kwargs=True)
     try:
         infer_outputs(model, inputs, arguments, seed=0)
     finally:

@@ -217,7 +217,7 @@ class GroupOptimizer:
             self._set_rates(optimizer.param_groups)
         if self.spec.clip_norm is None and self.spec.clip_value is None:
             return None
-        closure = next((given for given in (*args[1:], *kwargs.values()) if callable(given)), None)
+        closure = next((argument for argument in (*args[1:], *kwargs.values()) if callable(argument)), None)
         if closure is None:
             self._clip()
             return None
@@ -229,8 +229,8 @@ class GroupOptimizer:
 
         new = {id(closure): clipped}
         return (
-            tuple(new.get(id(given), given) for given in args),
-            {name: new.get(id(given), given) for name, given in kwargs.items()},
+            tuple(new.get(id(argument), argument) for argument in args),
+            {name: new.get(id(argument), argument) for name, argument in kwargs.items()},
         )
 
     def _set_rates(self, groups: list[dict[str, Any]]) -> None:
@@ -404,15 +404,15 @@ def create_optimizer(
     Raises:
         SpecError: a class that is not an optimizer of torch, needs a closure, or does not take the settings.
     """
-    given = torch_groups(spec, parameters, groups)
+    torch_parameters = torch_groups(spec, parameters, groups)
     if spec.own is not None:
         if isinstance(spec.own, torch.optim.Optimizer):
             return _copy_of(spec.own, spec, parameters, originals or {})
-        return _create_own(spec.own, spec, given, variables)
+        return _create_own(spec.own, spec, torch_parameters, variables)
     if spec.name not in NATIVE:
-        return RuleOptimizer(given, OPTIMIZERS[spec.name], lr=spec.lr, **spec.settings)
+        return RuleOptimizer(torch_parameters, OPTIMIZERS[spec.name], lr=spec.lr, **spec.settings)
     create: Callable[..., torch.optim.Optimizer] = NATIVE[spec.name].create
-    return create(given, **torch_settings(spec), **_implementation(spec, parameters, sparse=sparse))
+    return create(torch_parameters, **torch_settings(spec), **_implementation(spec, parameters, sparse=sparse))
 
 
 def grouped_settings(
@@ -531,8 +531,8 @@ def _copy_of(
     made: Any = object.__new__(type(own))
     vars(made).update({name: copy(value) if isinstance(value, dict) else value for name, value in vars(own).items()})
     vars(made).pop("step", None)  # a scheduler's, which counts the steps of the object
-    given = {parameter: own.state.get(originals.get(parameter, parameter)) for parameter in parameters}
-    made.state = defaultdict(dict, {parameter: deepcopy(begun) for parameter, begun in given.items() if begun})
+    states = {parameter: own.state.get(originals.get(parameter, parameter)) for parameter in parameters}
+    made.state = defaultdict(dict, {parameter: deepcopy(begun) for parameter, begun in states.items() if begun})
     groups = [(own.param_groups[number], members[number]) for number in sorted(members)]
     made.param_groups = [{**group, "params": trained} for group, trained in groups]
     sources = [group for group, _ in groups]

@@ -91,44 +91,44 @@ class TorchLoop(Loop):
 
     # -- prepare ---------------------------------------------------------------------------------------------------
 
-    def _is_loader(self, given: Any) -> bool:
-        return isinstance(given, DataLoader) or super()._is_loader(given)
+    def _is_loader(self, candidate: Any) -> bool:
+        return isinstance(candidate, DataLoader) or super()._is_loader(candidate)
 
     def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
         return (TorchLoader if isinstance(loader, DataLoader) else TensorLoader)(loader, *settings)
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
-        for given in objects:
-            _check_preparable(given)
-        for given in objects:
-            if isinstance(given, nn.Module) and not isinstance(given, AveragedModel):
-                self._add_model(given, frozen)
-        for given in objects:
-            if isinstance(given, AveragedModel):
-                self.accelerator.place(given)
-                self._gate(given, "update_parameters", self._is_stepped)
-                self._add_other(given)
-            elif isinstance(given, Optimizer):
-                self._add_optimizer(given)
-        for given in objects:
-            if isinstance(given, LRScheduler) and not isinstance(given, ReduceLROnPlateau):
+        for value in objects:
+            _check_preparable(value)
+        for value in objects:
+            if isinstance(value, nn.Module) and not isinstance(value, AveragedModel):
+                self._add_model(value, frozen)
+        for value in objects:
+            if isinstance(value, AveragedModel):
+                self.accelerator.place(value)
+                self._gate(value, "update_parameters", self._is_stepped)
+                self._add_other(value)
+            elif isinstance(value, Optimizer):
+                self._add_optimizer(value)
+        for value in objects:
+            if isinstance(value, LRScheduler) and not isinstance(value, ReduceLROnPlateau):
                 prepared = next(
-                    (prepared for prepared in self._optimizers if prepared.optimizer is given.optimizer), None
+                    (prepared for prepared in self._optimizers if prepared.optimizer is value.optimizer), None
                 )
                 if prepared is None:
                     raise ConfigError(
                         "a schedule was prepared without its optimizer",
                         hint="write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)",
                     )
-                self._gate(given, "step", lambda own=prepared: own.is_stepped)  # type: ignore[misc]
-            if not isinstance(given, (nn.Module, Optimizer)):
-                self._add_other(given)
+                self._gate(value, "step", lambda own=prepared: own.is_stepped)  # type: ignore[misc]
+            if not isinstance(value, (nn.Module, Optimizer)):
+                self._add_other(value)
         if self._models and self.num_processes > 1:
             self._processes.part()
         return list(objects)
 
-    def _add_other(self, given: Any) -> None:
-        self._others.append(given)
+    def _add_other(self, value: Any) -> None:
+        self._others.append(value)
         self._undo.append(self._others.pop)
 
     def _add_model(self, module: nn.Module, frozen: bool) -> None:
@@ -374,7 +374,7 @@ class TorchLoop(Loop):
                     hint="name it: loop.backward(loss, net)",
                 )
             return trained
-        chosen = [model for model in trained if any(model.module is given for given in models)]
+        chosen = [model for model in trained if any(model.module is chosen_module for chosen_module in models)]
         if len(chosen) != len(models):
             raise ConfigError(
                 "backward() received a model that is not prepared, or not trained",
@@ -407,17 +407,17 @@ class TorchLoop(Loop):
     ) -> None:
         large = [model for model in models if model.ddp is not None]
         try:
-            given: Sequence[Tensor] = roots
+            outputs: Sequence[Tensor] = roots
             extra: list[Tensor] = []
             for model in large:
                 module = model.ddp.module  # type: ignore[union-attr]
                 module.use_the_last()
                 with torch.enable_grad():
-                    given = model.ddp(*given)  # type: ignore[misc]
+                    outputs = model.ddp(*outputs)  # type: ignore[misc]
                 extra.append(module.held[-2])
-            if given:
+            if outputs:
                 own_inputs = None if inputs is None else [*inputs, *extra]
-                torch.autograd.backward(given, inputs=own_inputs, retain_graph=retain_graph)
+                torch.autograd.backward(outputs, inputs=own_inputs, retain_graph=retain_graph)
         except RuntimeError as error:
             if _LOST.search(str(error)) is None:
                 raise
@@ -995,14 +995,14 @@ class _KeyedDataset(Dataset[Any]):
             random.setstate(kept[2])
 
 
-def _check_preparable(given: Any) -> None:
-    if isinstance(given, (DistributedDataParallel, DataParallel)):
+def _check_preparable(value: Any) -> None:
+    if isinstance(value, (DistributedDataParallel, DataParallel)):
         raise ConfigError(
-            f"the model is already in a {type(given).__name__}", hint="prepare the wrapped module: net.module"
+            f"the model is already in a {type(value).__name__}", hint="prepare the wrapped module: net.module"
         )
-    if isinstance(given, type) or not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
+    if isinstance(value, type) or not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
         raise DataError(
-            f"prepare() cannot prepare a {type(given).__name__}",
+            f"prepare() cannot prepare a {type(value).__name__}",
             cause="it is not a module, optimizer, schedule or loader, and has no state_dict() and load_state_dict()",
             hint="write net, optimizer, loader = loop.prepare(net, optimizer, loader)",
         )

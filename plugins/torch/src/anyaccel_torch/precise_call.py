@@ -121,8 +121,8 @@ def _cast_call(model: nn.Module, call: Call, precision: NodePrecision) -> Call:
         # those of this call: a compiled step puts others in their places, and one that is done again copies of buffers
         parameters, buffers = holder.named_parameters(), dict(holder.named_buffers())
         values = {name: _floating_to(tensor, dtype) for name, tensor in (*parameters, *buffers.items())}
-        given = tuple(_floating_to(tensor, dtype) for tensor in inputs)
-        result = call_with(holder, values, names, *given)
+        cast = tuple(_floating_to(tensor, dtype) for tensor in inputs)
+        result = call_with(holder, values, names, *cast)
         if model.training:
             _write_back(buffers.items(), values)
         return _in_dtype(result, dtype, own)

@@ -350,8 +350,8 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         leaves = {i: inputs[i].detach().requires_grad_() for i in self._pulled if inputs[i] is not None}
         with self._translate("a batch"):
             # torch forbids in-place writes to a leaf, as of an in-place activation: modules get a copy
-            given = [leaves[i].clone() if i in leaves else tensor for i, tensor in enumerate(inputs)]
-            values = self._compute(given, training=True)
+            tensors = [leaves[i].clone() if i in leaves else tensor for i, tensor in enumerate(inputs)]
+            values = self._compute(tensors, training=True)
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
             share = self._next_share()
@@ -441,10 +441,10 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         """Run a custom step with the modules themselves in training mode, and torch's own optimizers."""
         self._enter(training=True)
         with self._translate("the custom step"):
-            given = step(self._models, batch, self._optimizers)
-        if isinstance(given, Mapping):
-            return {name: _without_gradient(value) for name, value in given.items()}
-        return _without_gradient(given)
+            result = step(self._models, batch, self._optimizers)
+        if isinstance(result, Mapping):
+            return {name: _without_gradient(value) for name, value in result.items()}
+        return _without_gradient(result)
 
     @cached_property
     def _models(self) -> dict[str, Any]:
@@ -741,8 +741,8 @@ class OverlappedPass(BackwardPass):
         try:
             with torch.enable_grad():
                 ddp.module.use_the_last()
-                given = ddp(*roots)
-            torch.autograd.backward(given, [*starts, None])
+                outputs = ddp(*roots)
+            torch.autograd.backward(outputs, [*starts, None])
         except RuntimeError as error:
             twice = _READY_TWICE.search(str(error))
             if twice is not None:

@@ -131,8 +131,8 @@ class RandomState:
         Raises:
             StateError: they are of other devices, or of another kind of generator.
         """
-        names, given = self.to_arrays(), {name: np.asarray(array) for name, array in arrays.items()}
-        differing = [name for name in {**names, **given} if _form(names.get(name)) != _form(given.get(name))]
+        names, saved = self.to_arrays(), {name: np.asarray(array) for name, array in arrays.items()}
+        differing = [name for name in {**names, **saved} if _form(names.get(name)) != _form(saved.get(name))]
         if differing:
             raise StateError(
                 f"the state of random generators belongs to other devices: {', '.join(sorted(differing))} differ",
@@ -140,9 +140,9 @@ class RandomState:
                 hint="continue on devices of the same kinds",
             )
         for name, device in self._names().items():
-            self._saved[device] = torch.from_numpy(given[name].copy())
+            self._saved[device] = torch.from_numpy(saved[name].copy())
         states = (state for state, _ in self._seeds)
-        self._seeds = [(state, torch.from_numpy(given[f"keras/{i}"].copy())) for i, state in enumerate(states)]
+        self._seeds = [(state, torch.from_numpy(saved[f"keras/{i}"].copy())) for i, state in enumerate(states)]
         self.restore()
 
     def _names(self) -> dict[str, torch.device]:
@@ -345,10 +345,10 @@ class InputGuard:
         """
         kind = (training, *(tensor is None for tensor in inputs))
         written = self._written.get(kind, set(range(len(inputs))))
-        given = [t.clone() if i in written and t is not None else t for i, t in enumerate(inputs)]
-        before = [_version(tensor) for tensor in given]
-        yield given
-        changed = {i for i, tensor in enumerate(given) if _version(tensor) != before[i]}
+        protected = [t.clone() if i in written and t is not None else t for i, t in enumerate(inputs)]
+        before = [_version(tensor) for tensor in protected]
+        yield protected
+        changed = {i for i, tensor in enumerate(protected) if _version(tensor) != before[i]}
         if kind not in self._written:
             self._written[kind] = changed
         elif changed - written:

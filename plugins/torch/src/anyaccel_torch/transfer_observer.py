@@ -212,8 +212,8 @@ def _told_calls(owner: Any, name: str, device_type: str, record: Record) -> Iter
 
 def _device_among(args: Sequence[Any], device_type: str) -> torch.device:
     """The device of a call: its argument, that of a stream or event, or the current one."""
-    given = getattr(args[0], "device", args[0]) if args else None
-    if isinstance(given, (str, torch.device)):
-        given = torch.device(given)
-        return given if given.index is not None else torch.device(given.type, 0)
-    return torch.device(device_type, given if isinstance(given, int) else 0)
+    device = getattr(args[0], "device", args[0]) if args else None
+    if isinstance(device, (str, torch.device)):
+        device = torch.device(device)
+        return device if device.index is not None else torch.device(device.type, 0)
+    return torch.device(device_type, device if isinstance(device, int) else 0)

@@ -64,27 +64,27 @@ def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
     """
     try:
         mapped = mapped and zipfile.is_zipfile(path)
-        given = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except ENVIRONMENT_ERRORS as error:
         if isinstance(error, OSError) and error.errno == errno.EINVAL:  # a place before the start of a file cut short
             raise _unreadable(path, error) from error
         raise
     except Exception as error:  # of many kinds: archives, bytes, and what torch refuses to make
         raise _unreadable(path, error) from error
-    if not isinstance(given, Mapping):
+    if not isinstance(tensors, Mapping):
         raise StateError(
-            f"{str(path)!r} holds a {type(given).__name__}, not names and tensors",
+            f"{str(path)!r} holds a {type(tensors).__name__}, not names and tensors",
             hint="save it again with torch.save(model.state_dict(), 'weights.pt')",
         )
-    others = [str(name) for name, value in given.items() if not isinstance(value, Tensor)]
+    others = [str(name) for name, value in tensors.items() if not isinstance(value, Tensor)]
     if others:
-        part = next((name for name in _PARTS if isinstance(given.get(name), Mapping)), "NAME")
+        part = next((name for name in _PARTS if isinstance(tensors.get(name), Mapping)), "NAME")
         loaded = f"torch.load({str(path)!r}, weights_only=True)[{part!r}]"
         raise StateError(
             f"{str(path)!r} holds more than names and tensors: {', '.join(others[:10])}",
             hint=f"pass its part with the weights: load_weights({loaded})",
         )
-    return {str(name): value for name, value in given.items()}
+    return {str(name): value for name, value in tensors.items()}
 
 
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

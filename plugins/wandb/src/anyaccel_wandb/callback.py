@@ -38,8 +38,8 @@ class WandbLogger(TrackerCallback):
         mode: str | None = None,
         log_model: bool = False,
     ) -> None:
-        given = {"entity": entity, "name": name, "group": group, "tags": [*tags] or None, "mode": mode}
-        arguments = {key: value for key, value in given.items() if value is not None}
+        settings = {"entity": entity, "name": name, "group": group, "tags": [*tags] or None, "mode": mode}
+        arguments = {key: value for key, value in settings.items() if value is not None}
         named = None if project is None else project_of(project, "WandbLogger").name
         super().__init__(WandbRun, NAME, Project(named, arguments, log_model))
 

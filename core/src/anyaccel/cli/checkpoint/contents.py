@@ -75,5 +75,5 @@ def _node_row(node: Mapping[str, Any], position: Mapping[str, Any]) -> tuple[str
 
 
 def _columns(reference: Any) -> str:
-    given: Mapping[str, Any] = reference if isinstance(reference, Mapping) else {}
-    return ", ".join(f"{given.get('feature_set')}.{name}" for name in given.get("features") or ())
+    entries: Mapping[str, Any] = reference if isinstance(reference, Mapping) else {}
+    return ", ".join(f"{entries.get('feature_set')}.{name}" for name in entries.get("features") or ())

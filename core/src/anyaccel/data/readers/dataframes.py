@@ -49,7 +49,7 @@ def check_table(label: str, table: Any) -> None:
     )
 
 
-def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: Any = None) -> Any:
+def table_from_dict(label: str, data: Mapping[str, Any], names: RoleNames, pad: Any = None) -> Any:
     """Return a table from array-likes by name; each column that has a role is copied once. `pad` is as users give
     it.
     """
@@ -60,11 +60,11 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
         )
     for name in filter(lambda key: isinstance(key, str), data):
         check_encodable(name)
-    roles = assign_roles(label, list(data), given)
+    roles = assign_roles(label, list(data), names)
     _check_order_of_rows(label, data, roles)
     pads = checked_pads(label, pad, roles)
     columns = {name: padded_column(name, data[name]) for name in pads}
-    columns |= _arrow_columns(label, data, {name: roles[name] for name in roles if name not in pads}, open_roles(given))
+    columns |= _arrow_columns(label, data, {name: roles[name] for name in roles if name not in pads}, open_roles(names))
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ColumnError(
@@ -109,22 +109,22 @@ def _arrow_columns(
     return columns
 
 
-def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> Any:
+def table_from_frame(label: str, df: Any, names: RoleNames, pad: Any = None) -> Any:
     """Return a table from a data frame of any library.
 
     pandas: each column that has a role is copied once, and the index is left out. A frame with the Arrow PyCapsule
     interface (Polars, DuckDB's relations) is read as by `table_from_arrow`; a frame with only the dataframe interchange
     protocol is copied.
     """
-    df = computed(label, df, given)
+    df = computed(label, df, names)
     if hasattr(df, "iloc") and hasattr(df, "columns"):
-        roles = assign_roles(label, list(df.columns), given)
-        return table_from_dict(label, {name: df[name] for name in roles}, given, pad)
+        roles = assign_roles(label, list(df.columns), names)
+        return table_from_dict(label, {name: df[name] for name in roles}, names, pad)
     is_series = hasattr(df, "to_frame") and not hasattr(df, "columns")
     if isinstance(df, _ARROW) or (hasattr(df, "__arrow_c_stream__") and not is_series):
-        return table_from_arrow(label, df, given, pad)
+        return table_from_arrow(label, df, names, pad)
     if hasattr(df, "__dataframe__"):
-        return _interchanged(label, df, given, pad)
+        return _interchanged(label, df, names, pad)
     converters = [name for name in _CONVERTERS if callable(getattr(df, name, None))]
     raise DataError(
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
@@ -141,15 +141,15 @@ def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> 
     )
 
 
-def table_from_arrow(label: str, table: Any, given: RoleNames, pad: Any = None) -> Any:
+def table_from_arrow(label: str, table: Any, names: RoleNames, pad: Any = None) -> Any:
     """Return a table on the memory of an Arrow table, or of an object that exports one through Arrow's C interface.
 
     Text and bytes laid out as views, and run-end encoded columns, are rewritten in the plain layout, because Arrow
     cannot gather them.
     """
     if not isinstance(table, pa.Table):
-        table = _imported(label, computed(label, table, given))
-    roles = chosen_roles(label, table.schema, given)
+        table = _imported(label, computed(label, table, names))
+    roles = chosen_roles(label, table.schema, names)
     pads = checked_pads(label, pad, roles)
     try:
         chosen = stamp(table, roles)
@@ -196,11 +196,11 @@ def _imported(label: str, source: Any) -> Any:
         ) from error
 
 
-def _interchanged(label: str, df: Any, given: RoleNames, pad: Any) -> Any:
+def _interchanged(label: str, df: Any, role_names: RoleNames, pad: Any) -> Any:
     from pyarrow.interchange import from_dataframe
 
     names = list(df.__dataframe__(allow_copy=True).column_names())
-    roles = assign_roles(label, names, given)
+    roles = assign_roles(label, names, role_names)
     try:
         table = from_dataframe(df.__dataframe__(allow_copy=True).select_columns_by_name(list(roles)))
     except (pa.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
@@ -208,7 +208,7 @@ def _interchanged(label: str, df: Any, given: RoleNames, pad: Any) -> Any:
             f"the {type(df).__name__} of {label!r} cannot be read through its __dataframe__ method: {error}",
             hint="convert it to a pyarrow.Table or a pandas DataFrame yourself",
         ) from error
-    chosen_roles(label, table.schema, given)
+    chosen_roles(label, table.schema, role_names)
     pads = checked_pads(label, pad, roles)
     # The memory may still be that of the frame, whose owner may write to it.
     plain = stamp(plain_table(table.take(pa.array(np.arange(len(table))))), roles)
@@ -218,7 +218,7 @@ def _interchanged(label: str, df: Any, given: RoleNames, pad: Any) -> Any:
 # -- lazy tables: frames that are not computed yet, and Arrow data sets in folders; only chosen columns are read -------
 
 
-def computed(label: str, source: Any, given: RoleNames) -> Any:
+def computed(label: str, source: Any, role_names: RoleNames) -> Any:
     """Return the chosen columns of a lazy table in memory; anything else unchanged.
 
     Lazy tables are frames with `collect_schema` and `collect`, such as those of Polars, and data sets with `schema` and
@@ -232,7 +232,9 @@ def computed(label: str, source: Any, given: RoleNames) -> Any:
     if read is None:
         return source
     names, columns = read
-    chosen = list(names() if all(role is None for role in given) else assign_roles(label, list(names()), given))
+    chosen = list(
+        names() if all(role is None for role in role_names) else assign_roles(label, list(names()), role_names)
+    )
     try:
         return columns(chosen)
     except Exception as error:

@@ -56,7 +56,7 @@ class ParquetFiles:
 
 
 def table_from_parquet(
-    label: str, path: Paths, given: RoleNames, row_groups: int | Sequence[int] | None = None, pad: Any = None
+    label: str, path: Paths, names: RoleNames, row_groups: int | Sequence[int] | None = None, pad: Any = None
 ) -> Any:
     """Return a table of the columns of Parquet files that have a role, read row group by row group and fully validated.
 
@@ -74,22 +74,22 @@ def table_from_parquet(
             cause="row groups are numbered within one file",
             hint="pass one file, or leave row_groups out",
         )
-    chosen = _choose(label, files, given)
+    chosen = _choose(label, files, names)
     tables = [chosen.with_partitions(_read(label, file, chosen, row_groups), file) for file in files]
     pads = checked_pads(label, pad, chosen.roles)
     return padded_table(with_shapes(pa.concat_tables(tables), chosen.roles, pads), pads)
 
 
-def choose_files(label: str, path: Paths, given: RoleNames) -> ParquetFiles:
+def choose_files(label: str, path: Paths, names: RoleNames) -> ParquetFiles:
     """Return the files and columns that `table_from_parquet` would read; only the schemas are read."""
-    return _choose(label, discover_files(label, path), given)
+    return _choose(label, discover_files(label, path), names)
 
 
-def _choose(label: str, files: Sequence[DataFile], given: RoleNames) -> ParquetFiles:
+def _choose(label: str, files: Sequence[DataFile], names: RoleNames) -> ParquetFiles:
     schemas = [_schema(file) for file in files]
     partitions = _partition_columns(files, schemas)
     merged = _merged_schema(schemas, partitions)
-    roles = chosen_roles(label, merged, given)
+    roles = chosen_roles(label, merged, names)
     for name in roles.keys() - partitions.keys():
         _check_one_type(name, files, schemas)
     return ParquetFiles(files, roles, partitions, stamp(merged.empty_table(), roles).schema)
@@ -102,13 +102,13 @@ def names_of_columns(label: str, path: Paths) -> list[str]:
     return list(_merged_schema(schemas, _partition_columns(files, schemas)).names)
 
 
-def read_parquet(label: str, source: Any, shown: str, given: RoleNames) -> Any:
+def read_parquet(label: str, source: Any, shown: str, names: RoleNames) -> Any:
     """Return a table from one open Arrow file; `shown` is its name in messages."""
     import pyarrow.parquet as pq
 
     with parquet_errors(shown):
         file = pq.ParquetFile(source)
-    roles = chosen_roles(label, file.schema_arrow, given)
+    roles = chosen_roles(label, file.schema_arrow, names)
     return stamp(_read_row_groups(label, shown, file, list(roles), None), roles)
 
 
@@ -206,12 +206,12 @@ def _read_row_groups(
 def _row_group_numbers(label: str, shown: str, count: int, row_groups: int | Sequence[int] | None) -> list[int]:
     if row_groups is None:
         return list(range(count))
-    given = list(row_groups) if isinstance(row_groups, (Sequence, range, np.ndarray)) else [row_groups]
-    for number in given:
+    numbers = list(row_groups) if isinstance(row_groups, (Sequence, range, np.ndarray)) else [row_groups]
+    for number in numbers:
         if not is_integer(number) or operator.index(number) not in range(count):
             raise DataError(
                 f"{shown} has no row group {number!r} for {label!r}",
                 available=f"row groups 0 to {count - 1}" if count else "",
                 hint="pass numbers of row groups: row_groups=[0, 1]",
             )
-    return [operator.index(number) for number in given]
+    return [operator.index(number) for number in numbers]

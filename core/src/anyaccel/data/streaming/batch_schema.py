@@ -128,36 +128,36 @@ class BatchParts:
     keys: frozenset[str]
 
 
-def batch_parts(position: object, given: Any, names: Sequence[str]) -> BatchParts:
+def batch_parts(position: object, batch: Any, names: Sequence[str]) -> BatchParts:
     """Return the columns `names` of a batch or item; `position` begins messages.
 
     Taken by name from mappings, data classes, named tuples and Arrow tables; by position from tuples and lists, one
     part for each name, nested parts in their turn; anything else is the only column.
     """
-    named = _named(given, names)
+    named = _named(batch, names)
     if named is not None:
         keys, read = named
         return BatchParts({name: _picked(position, name, keys, read) for name in names}, frozenset(map(str, keys)))
-    if not _has_parts(given, names):
-        return _by_position(position, [given], names)
-    parts = list(given)
+    if not _has_parts(batch, names):
+        return _by_position(position, [batch], names)
+    parts = list(batch)
     if len(parts) != len(names) or any(_named(part, ()) for part in parts):
         return _nested(position, parts, names)
     return _by_position(position, parts, names)
 
 
-def _named(given: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str], Any]] | None:
+def _named(batch: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str], Any]] | None:
     """Return names of what is given by name, and how to read it; None if it comes by position."""
-    if isinstance(given, (pa.Table, pa.RecordBatch)):
-        return list(given.schema.names), given.column
-    if is_dataclass(given) and not isinstance(given, type):
-        return [field.name for field in fields(given)], lambda name: getattr(given, name)
-    if isinstance(given, tuple) and hasattr(given, "_fields"):
-        keys = [str(name) for name in given._fields]
-        return (keys, lambda name: getattr(given, name)) if names and set(names) <= set(keys) else None
-    is_series = hasattr(given, "iloc") and not hasattr(given, "columns")
-    if isinstance(given, Mapping) or (hasattr(given, "keys") and hasattr(given, "__getitem__") and not is_series):
-        return list(given.keys()), given.__getitem__
+    if isinstance(batch, (pa.Table, pa.RecordBatch)):
+        return list(batch.schema.names), batch.column
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return [field.name for field in fields(batch)], lambda name: getattr(batch, name)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        keys = [str(name) for name in batch._fields]
+        return (keys, lambda name: getattr(batch, name)) if names and set(names) <= set(keys) else None
+    is_series = hasattr(batch, "iloc") and not hasattr(batch, "columns")
+    if isinstance(batch, Mapping) or (hasattr(batch, "keys") and hasattr(batch, "__getitem__") and not is_series):
+        return list(batch.keys()), batch.__getitem__
     return None
 
 
@@ -186,39 +186,39 @@ def _not_in_nested(
     )
 
 
-def _has_parts(given: Any, names: Sequence[str]) -> bool:
+def _has_parts(batch: Any, names: Sequence[str]) -> bool:
     """Whether a batch consists of parts; a list of numbers, or of lists of them, may be the only column itself."""
-    if isinstance(given, tuple):
+    if isinstance(batch, tuple):
         return True
-    return isinstance(given, list) and (len(names) > 1 or _are_columns(given))
+    return isinstance(batch, list) and (len(names) > 1 or _are_columns(batch))
 
 
-def _are_columns(given: Sequence[Any]) -> bool:
+def _are_columns(parts: Sequence[Any]) -> bool:
     """Whether a list consists of arrays or tensors with rows, not of numbers."""
-    return bool(given) and all(is_tensor(part) and len(part.shape) > 0 for part in given)
+    return bool(parts) and all(is_tensor(part) and len(part.shape) > 0 for part in parts)
 
 
-def _by_position(position: object, given: Sequence[Any], names: Sequence[str]) -> BatchParts:
-    if len(given) != len(names):
-        shown = f"{len(given)} part{'' if len(given) == 1 else 's'}"
+def _by_position(position: object, parts: Sequence[Any], names: Sequence[str]) -> BatchParts:
+    if len(parts) != len(names):
+        shown = f"{len(parts)} part{'' if len(parts) == 1 else 's'}"
         weights = (
             "; a third part with weights is a tag: IterableSource(..., tags=['w']), AppliedLoss(sample_weight='DATA.w')"
         )
         raise SourceError(
             f"{position} has {shown} for {len(names)} columns",
-            cause=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in given)}",
+            cause=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in parts)}",
             hint="name one column for each part (features=, target=, tags=), or return mappings by name"
-            + weights * (len(given) == 3 and len(names) == 2),
+            + weights * (len(parts) == 3 and len(names) == 2),
         )
-    return BatchParts(dict(zip(names, given, strict=True)), frozenset())
+    return BatchParts(dict(zip(names, parts, strict=True)), frozenset())
 
 
-def _nested(position: object, given: Sequence[Any], names: Sequence[str]) -> BatchParts:
+def _nested(position: object, parts: Sequence[Any], names: Sequence[str]) -> BatchParts:
     """Return nested parts: columns by name from mappings among them, and the rest by position."""
     values: dict[str, Any] = {}
     keys: list[str] = []
     rest: list[Any] = []
-    for part in given:
+    for part in parts:
         named = _named(part, ())
         if named is not None:
             keys += map(str, named[0])

@@ -273,11 +273,12 @@ class IterableSource(BatchSource):
             raise self._wrong_count(epoch, f"{number} of the {promised} batches")
 
     def _wrong_count(self, epoch: int, gave: str) -> SourceError:
-        given = self._limit is not None
+        limited = self._limit is not None
         return SourceError(
-            f"source {self._label!r} returned {gave} promised by {'steps' if given else 'its len()'}, in epoch {epoch}",
+            f"source {self._label!r} returned {gave} promised by {'steps' if limited else 'its len()'}, "
+            f"in epoch {epoch}",
             hint="set the correct number of batches: steps=..."
-            if given
+            if limited
             else "correct its __len__, or pass a function, which has no length: lambda: loader",
         )
 

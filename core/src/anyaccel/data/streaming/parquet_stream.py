@@ -146,18 +146,18 @@ class ParquetStream(BatchSource):
     def _checked_buffer_size(self, buffer_size: Any) -> int:
         if buffer_size is None:
             return min(self._rows, BUFFER_GROUPS * max(group.rows for group in self._groups))
-        given = f"source {self._label!r}: buffer_size={shown(buffer_size)}"
+        setting = f"source {self._label!r}: buffer_size={shown(buffer_size)}"
         if not is_integer(buffer_size) or buffer_size < 1:
-            raise SourceError(f"{given} is not a number of rows", hint="use 1 or more, or leave it out")
+            raise SourceError(f"{setting} is not a number of rows", hint="use 1 or more, or leave it out")
         if not self._sampler.shuffle:
             raise SourceError(
-                f"{given}, but nothing is shuffled",
+                f"{setting}, but nothing is shuffled",
                 cause="rows are read in the order of the files",
                 hint="leave it out, or write sampler=SimpleSampler(..., shuffle=True)",
             )
         if buffer_size > self._rows:
             raise SourceError(
-                f"{given} is larger than the data",
+                f"{setting} is larger than the data",
                 cause=f"{self._rows} rows",
                 hint=f"write buffer_size={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
             )

@@ -82,8 +82,8 @@ class Checkpoint:
     ) -> None:
         wanted = "the name of a folder"
         is_name = lambda it: isinstance(it, (str, os.PathLike)) and str(it)  # noqa: E731
-        given = arguments.check(PhaseError, _WHERE, "folder", folder, is_name, wanted, "'runs/a'")
-        self.folder: Path | str = given if saved_folder.is_url(given) else Path(given)
+        name = arguments.check(PhaseError, _WHERE, "folder", folder, is_name, wanted, "'runs/a'")
+        self.folder: Path | str = name if saved_folder.is_url(name) else Path(name)
         self.location: Path | str = self.folder.absolute() if isinstance(self.folder, Path) else self.folder
         self.every = every
         self.every_n_steps, self.every_seconds = interval(every)

@@ -332,17 +332,17 @@ class Checkpointer:
 
     def _write(self, position: Position, *, is_last: bool = True) -> None:
         """Write in the background, with pauses if the loop continues at the same time."""
-        given, seconds = self._checkpoint, self._schedule.written()
-        pauses = 0.0 if is_last or given.wait else seconds * _PAUSES_OF_INTERVAL
+        checkpoint, seconds = self._checkpoint, self._schedule.written()
+        pauses = 0.0 if is_last or checkpoint.wait else seconds * _PAUSES_OF_INTERVAL
         graph = self._run.graph
         versions = versions_of(graph.shapes.backends.values())
-        state = state_of(graph, copy=not given.wait)  # nothing changes it while the run waits
-        write = partial(self._folder.write, position, self._parts, state, given.keep, versions)
+        state = state_of(graph, copy=not checkpoint.wait)  # nothing changes it while the run waits
+        write = partial(self._folder.write, position, self._parts, state, checkpoint.keep, versions)
         self._written = position.name
         if not self._writes:
             return
         self._guarded(partial(self._writer.start, write, pauses))
-        if given.wait:
+        if checkpoint.wait:
             self._guarded(self._writer.wait)
 
     def _guarded(self, act: Callable[[], object]) -> None:
@@ -390,16 +390,16 @@ def checkpointers_for(
     return [Checkpointer(checkpoint, run, callbacks, resume, writes=writes)]
 
 
-def checked_resume(given: Any) -> str:
+def checked_resume(resume: Any) -> str:
     """Return the argument `resume`.
 
     Raises:
         PhaseError: unknown.
     """
-    if given in RESUME and isinstance(given, str):
-        return given
+    if resume in RESUME and isinstance(resume, str):
+        return resume
     hint = "write resume='auto'"
-    raise PhaseError(f"unknown resume={shown(given)}", available=", ".join(map(repr, RESUME)), hint=hint)
+    raise PhaseError(f"unknown resume={shown(resume)}", available=", ".join(map(repr, RESUME)), hint=hint)
 
 
 # -- Background writer: writes one checkpoint at a time in a thread of its own, with pauses for the loop's sake --------
@@ -553,8 +553,10 @@ class CheckpointSchedule:
 
     def is_due_after_epoch(self, *, is_busy: bool) -> bool:
         """Return whether to write one after an epoch; nothing is exchanged between processes here."""
-        given = self._checkpoint
-        after_each = given.keep_best is not None or (given.every_n_steps is None and given.every_seconds is None)
+        checkpoint = self._checkpoint
+        after_each = checkpoint.keep_best is not None or (
+            checkpoint.every_n_steps is None and checkpoint.every_seconds is None
+        )
         return after_each or self._is_time(is_busy=is_busy)
 
     def _is_time(self, *, is_busy: bool) -> bool:

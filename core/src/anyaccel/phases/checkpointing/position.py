@@ -210,19 +210,22 @@ def _read_all(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _epoch_parts(epoch: Epoch) -> dict[str, Any]:
-    given = {attribute.name: getattr(epoch, attribute.name) for attribute in fields(epoch)}
+    values = {attribute.name: getattr(epoch, attribute.name) for attribute in fields(epoch)}
     return {
         name: {key: _plain(number) for key, number in value.items()} if isinstance(value, Mapping) else _plain(value)
-        for name, value in given.items()
+        for name, value in values.items()
     }
 
 
 def _epoch(parts: Mapping[str, Any]) -> Epoch:
     named = ("losses", "validation", "step_figures")
-    given = {**parts, **{name: {key: _number(number) for key, number in parts.get(name, {}).items()} for name in named}}
-    given.update({name: _count(parts[name]) for name in ("number", "steps")})
-    given.update({name: _number(parts[name]) for name in ("loss", "seconds")})
-    return Epoch(**given)
+    values = {
+        **parts,
+        **{name: {key: _number(number) for key, number in parts.get(name, {}).items()} for name in named},
+    }
+    values.update({name: _count(parts[name]) for name in ("number", "steps")})
+    values.update({name: _number(parts[name]) for name in ("loss", "seconds")})
+    return Epoch(**values)
 
 
 def _number(value: Any) -> float:
@@ -278,8 +281,8 @@ def optimizers_of(graph: ModelGraph) -> dict[str, Any]:
     optimizers = {
         label: optimizer for label, node in graph.nodes.items() if (optimizer := getattr(node, "optimizer", None))
     }
-    given = {"optimizer": graph.optimizer, **optimizers}
-    return _as_read({name: _optimizer_settings(optimizer) for name, optimizer in given.items()})
+    by_node = {"optimizer": graph.optimizer, **optimizers}
+    return _as_read({name: _optimizer_settings(optimizer) for name, optimizer in by_node.items()})
 
 
 def different_settings(before: Any, now: Any, name: str = "") -> list[str]:
@@ -323,8 +326,8 @@ def _in_memory(run: Run) -> Iterator[tuple[str, Rows]]:
     """The rows of a run that a user gave as rows, or by the name of a split; a source may begin with others."""
     data = run.phase.data
     for label, rows in run.rows.items():
-        given = data.get(label) if isinstance(data, Mapping) else data
-        if isinstance(given, (str, Rows)) and len(rows):
+        rows_or_name = data.get(label) if isinstance(data, Mapping) else data
+        if isinstance(rows_or_name, (str, Rows)) and len(rows):
             yield label, rows
 
 

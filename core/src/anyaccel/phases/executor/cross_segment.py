@@ -195,20 +195,20 @@ class CrossSegmentStep:
 
     def _weighted_factors(self, rows: StageRows, whole: SpanOf, n_rows: int) -> dict[int, dict[str, Any]]:
         """Return, by `id` of a stage, for each loss that weights rows, its factor over the weight of the whole step."""
-        given: list[tuple[PipelineStage, list[Any]]] = []
+        calls: list[tuple[PipelineStage, list[Any]]] = []
         for stage, columns in zip(self._stages, rows, strict=True):
             needed = {name for term in self._weighted.get(id(stage), ()) for name in weight_inputs(term)}
             if needed:
                 inputs = [_taken(columns[name], whole) if name in needed else None for name in stage.segment.inputs]
-                given.append((stage, inputs))
-        every = self._loss_weights(given, n_rows)
+                calls.append((stage, inputs))
+        every = self._loss_weights(calls, n_rows)
         return {
             id(stage): {
                 term.label: _factor(stage, term, weights[term.label])
                 for term in self._weighted[id(stage)]
                 if term.label in weights
             }
-            for (stage, _), weights in zip(given, every, strict=True)
+            for (stage, _), weights in zip(calls, every, strict=True)
         }
 
     def _loss_weights(self, inputs: Sequence[tuple[PipelineStage, list[Any]]], n_rows: int) -> list[dict[str, Any]]:
@@ -232,8 +232,8 @@ class CrossSegmentStep:
                 values.update(dict.fromkeys(stage.segment.outputs))
                 continue
             if stage.in_train_mode:
-                given = scales.get(id(stage))
-                outputs, pairs, pullback = stage.program.forward_pullback(inputs, *([given] if given else []))
+                scale = scales.get(id(stage))
+                outputs, pairs, pullback = stage.program.forward_pullback(inputs, *([scale] if scale else []))
                 if stage.has_gradient:
                     pullbacks.append((stage, pullback))
             else:
@@ -249,8 +249,8 @@ class CrossSegmentStep:
     def _backward(self, pullbacks: Sequence[tuple[PipelineStage, Any]]) -> None:
         cotangents: dict[str, Any] = {}
         for stage, pullback in reversed(pullbacks):
-            given = pullback(tuple(cotangents.get(name) for name in stage.segment.outputs))
-            for target, cotangent in zip(self._gradients[id(stage)], given, strict=True):
+            gradients = pullback(tuple(cotangents.get(name) for name in stage.segment.outputs))
+            for target, cotangent in zip(self._gradients[id(stage)], gradients, strict=True):
                 if cotangent is not None:
                     moved, name = target.transfer(cotangent), target.name
                     cotangents[name] = moved if name not in cotangents else cotangents[name] + moved

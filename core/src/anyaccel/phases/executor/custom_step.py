@@ -60,11 +60,11 @@ class CustomStep:
                 gathered[id(column)] = rows
         self.is_updating = True
         batch = {name: gathered[id(column)] for name, column in columns.items()}
-        given = self._stage.program.custom_step(self._function, batch)
+        result = self._stage.program.custom_step(self._function, batch)
         self.is_updating = False
         self.n_done += 1
         n_rows = max(stop - start for start, stop in step.values())
-        figures = {name: (value * n_rows, n_rows) for name, value in self._figures(given).items()}
+        figures = {name: (value * n_rows, n_rows) for name, value in self._figures(result).items()}
         return [Losses(self._stage.backend, 0, tuple(figures), pairs=figures)]
 
     def try_step(self, columns: BatchColumns, step: StepRows, microbatch_size: int | None = None) -> None:
@@ -80,15 +80,15 @@ class CustomStep:
         """Go back to a number of steps, none of them begun."""
         self.n_done, self.is_updating = n_done, False
 
-    def _figures(self, given: Any) -> Mapping[str, Any]:
+    def _figures(self, result: Any) -> Mapping[str, Any]:
         """Return the result of a step by name; a single number is the loss.
 
         Raises:
             PhaseError: it is neither a number nor a dict of numbers.
         """
-        if given is None:
+        if result is None:
             return {}
-        figures = given if isinstance(given, Mapping) else {"loss": given}
+        figures = result if isinstance(result, Mapping) else {"loss": result}
         for name, value in figures.items():
             if isinstance(name, str) and name.startswith("val_"):
                 raise PhaseError(

@@ -76,16 +76,18 @@ def input_data(
     """
     source = None
     if isinstance(data, Mapping) or len(sets) == 1:
-        given = dict(data) if isinstance(data, Mapping) else {_label_of(data, sets): data}
-        _check_source_labels(label, given, sets)
-        inferred = {name: as_source(name, value, sets[name]) for name, value in given.items() if name in sets}
+        by_label = dict(data) if isinstance(data, Mapping) else {_label_of(data, sets): data}
+        _check_source_labels(label, by_label, sets)
+        inferred = {name: as_source(name, value, sets[name]) for name, value in by_label.items() if name in sets}
         sources = {name: value for name, value in inferred.items() if value is not None}
         opened.batches.extend(value for value in sources.values() if isinstance(value, BatchSource))
         source = _streamed_source(label, sets, sources, may_stream)
         for name, value in sources.items():
             is_streamed, cache = value is source, opened.read
-            given[name] = _rows_for(label, value, given[name], sets[name], streamed=is_streamed, read=read, cache=cache)
-        data = given if sources else data
+            by_label[name] = _rows_for(
+                label, value, by_label[name], sets[name], streamed=is_streamed, read=read, cache=cache
+            )
+        data = by_label if sources else data
     elif isinstance(data, Source):
         raise _only_one_source(label, data, sets)
     return InputData(_rows_of(label, data, sets, equal_lengths), source)
@@ -102,7 +104,7 @@ def _only_one_source(label: str, source: Source, sets: Mapping[str, FeatureSet])
 def _rows_for(
     label: str,
     source: Source | FeatureSet,
-    given: Any,
+    data: Any,
     known: FeatureSet,
     *,
     streamed: bool,
@@ -112,7 +114,7 @@ def _rows_for(
     """Return the rows that represent a source."""
     if isinstance(source, FeatureSet):
         return source
-    if not read and isinstance(source, BatchSource) and source is not given:
+    if not read and isinstance(source, BatchSource) and source is not data:
         return known
     if streamed or not read:
         return MapSourceRows(source) if isinstance(source, MapSource) else source.example
@@ -186,9 +188,9 @@ def read_source(source: Source) -> FeatureSet:
 
 
 def _streamed_source(
-    label: str, sets: Mapping[str, FeatureSet], given: Mapping[str, Source | FeatureSet], may_stream: bool
+    label: str, sets: Mapping[str, FeatureSet], by_label: Mapping[str, Source | FeatureSet], may_stream: bool
 ) -> Source | None:
-    sources = {name: value for name, value in given.items() if isinstance(value, Source)}
+    sources = {name: value for name, value in by_label.items() if isinstance(value, Source)}
     for name, source in sources.items():
         # Rows of a source come as they are, and would give wrong numbers if the graph's data were transformed.
         feature_set = sets[name]
@@ -215,8 +217,8 @@ def _label_of(data: Any, sets: Mapping[str, FeatureSet]) -> str:
     return data.label if isinstance(data, (Rows, Source)) else next(iter(sets))
 
 
-def _check_source_labels(label: str, given: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> None:
-    for name, value in given.items():
+def _check_source_labels(label: str, by_label: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> None:
+    for name, value in by_label.items():
         if isinstance(value, Source) and name not in sets:
             raise PhaseError(
                 f"phase {label!r} received the source {name!r}",
@@ -229,16 +231,18 @@ def _check_source_labels(label: str, given: Mapping[str, Any], sets: Mapping[str
 
 
 def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_lengths: bool) -> dict[str, Rows]:
-    given = dict(data) if isinstance(data, Mapping) else _for_each(label, data, sets)
-    unknown = sorted(set(given) - set(sets))
-    missing = sorted(set(sets) - set(given))
+    by_label = dict(data) if isinstance(data, Mapping) else _for_each(label, data, sets)
+    unknown = sorted(set(by_label) - set(sets))
+    missing = sorted(set(sets) - set(by_label))
     if unknown or missing:
         raise PhaseError(
-            f"phase {label!r} has data for {', '.join(sorted(given)) or 'nothing'}",
+            f"phase {label!r} has data for {', '.join(sorted(by_label)) or 'nothing'}",
             cause=f"the graph takes {', '.join(sets)}",
-            hint=_splits_hint(data) or _labels_hint(unknown, missing, sorted(set(given) - set(unknown))),
+            hint=_splits_hint(data) or _labels_hint(unknown, missing, sorted(set(by_label) - set(unknown))),
         )
-    rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
+    rows = {
+        name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in by_label.items()
+    }
     counts = {name: len(indices) for name, indices in rows.items()}
     if equal_lengths and len(set(counts.values())) > 1:
         raise PhaseError(

@@ -332,7 +332,9 @@ class _StepFigures:
         assert part.epochs is not None
         figures = backend.required(MemoryFigures)
         trains = part.part.trains
-        measured_segment = segment if trains else replace(segment, groups=(), states={})
+        measured_segment = replace(segment, compile=self._phase.compile)  # as the programs of a run
+        if not trains:
+            measured_segment = replace(measured_segment, groups=(), states={})
         try:
             peaks = figures.step_memory(
                 measured_segment, part.epochs.batch_size, part.part.accumulate, part.epochs.n_steps
@@ -445,8 +447,8 @@ def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
     }
     if not settings:
         return Advice(name, NO_EFFECT, f"no framework of the graph has a setting for this; {figure}")
-    given = [callback.values for callback in phase.callbacks if isinstance(callback, FrameworkSettings)]
-    left = [name for name in sorted(settings) if not any(values.get(name) is True for values in given)]
+    settings_of_callbacks = [callback.values for callback in phase.callbacks if isinstance(callback, FrameworkSettings)]
+    left = [name for name in sorted(settings) if not any(values.get(name) is True for values in settings_of_callbacks)]
     wanted = ", ".join(f"{setting!r}: True" for setting in left)
     if not left:
         return Advice(name, DONE, figure)

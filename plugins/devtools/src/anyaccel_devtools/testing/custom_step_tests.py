@@ -48,10 +48,10 @@ class CustomStepTests(Subject):
         program = built(harness, prepared, ADAM)
         (y,), _ = program.forward(harness.inputs(BATCH))
         total, weight = reference_formulas.loss("mse", harness.to_numpy(y), BATCH.targets["mse"])
-        given = run_own(harness, program, custom_step)
-        assert set(given) == {"loss"}
-        assert harness.backend.device_of(given["loss"]) == harness.device
-        assert_close(float(harness.to_numpy(given["loss"])), total / weight)
+        figures = run_own(harness, program, custom_step)
+        assert set(figures) == {"loss"}
+        assert harness.backend.device_of(figures["loss"]) == harness.device
+        assert_close(float(harness.to_numpy(figures["loss"])), total / weight)
 
     def test_evaluation_and_the_next_program_go_on_from_them(
         self, harness: Harness, model: Make, custom_step: Step

@@ -81,8 +81,8 @@ class ReplicaTests(Subject):
             for number, own in enumerate(replica["gradients"]):
                 program.zero_grad()
                 harness.forward_backward(program, harness.inputs(BATCH.rows(slice(3 * number, 3 * number + 3))))
-                for given, expected in zip(own, harness.gradients(program), strict=True):
-                    assert_close(given, expected)
+                for gathered, expected in zip(own, harness.gradients(program), strict=True):
+                    assert_close(gathered, expected)
         program.close()
 
     def test_a_program_that_all_compute_together_trains_like_one_alone(

@@ -115,9 +115,9 @@ _HINTS = {
 def _checked(frameworks: Iterable[str] | None) -> tuple[str, ...] | None:
     if frameworks is None:
         return None
-    given = list(frameworks) if isinstance(frameworks, (list, tuple, set, frozenset)) else []
-    names = tuple(name for name in given if isinstance(name, str))
-    if not names or len(names) < len(given):
+    listed = list(frameworks) if isinstance(frameworks, (list, tuple, set, frozenset)) else []
+    names = tuple(name for name in listed if isinstance(name, str))
+    if not names or len(names) < len(listed):
         problem = f"no_transfers(frameworks={frameworks!r:.80}) is not a list of names"
         available, hint = ", ".join(registry().frameworks), "write no_transfers(frameworks=['numpy'])"
         raise ConfigError(problem, available=available, hint=hint)

@@ -130,21 +130,21 @@ class Function(Model):
         result, after = self._checked(state, self._apply(tree, state, *arguments, **named, **keywords))
         return outputs_of(result, layout), {**buffers, **_state_arrays(after)} if train else None
 
-    def _checked(self, state: Any, given: Any) -> tuple[Any, Any]:
+    def _checked(self, state: Any, result: Any) -> tuple[Any, Any]:
         """Return the outputs and the state that the function gave.
 
         Raises:
             PhaseError: it gave no such pair, or a state with another structure.
         """
-        is_pair = isinstance(given, tuple) and len(given) == 2
-        if not is_pair or list(named_leaves(given[1])) != list(named_leaves(state)):
-            what = "a state with another structure" if is_pair else f"a {type(given).__name__}"
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        if not is_pair or list(named_leaves(result[1])) != list(named_leaves(state)):
+            what = "a state with another structure" if is_pair else f"a {type(result).__name__}"
             raise PhaseError(
                 f"{self!r} has a state, but returned {what}",
                 available=", ".join(named_leaves(state)),
                 hint="return outputs, state, where state is a pytree like the given one",
             )
-        outputs, after = given
+        outputs, after = result
         return outputs, after
 
     @property

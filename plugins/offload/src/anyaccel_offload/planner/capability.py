@@ -173,16 +173,16 @@ class OffloadModels(Capability):
         """
 
 
-def _block(given: Mapping[str, Any]) -> PlacedBlock:
-    tier = _text(given["tier"])
+def _block(entry: Mapping[str, Any]) -> PlacedBlock:
+    tier = _text(entry["tier"])
     if tier not in ("", *TIERS):
         raise ValueError(f"{tier!r} is not a tier")
     return PlacedBlock(
-        name=_text(given["name"]),
-        device=Device.parse(given["device"]),
+        name=_text(entry["name"]),
+        device=Device.parse(entry["device"]),
         tier=tier,
-        nbytes=_count(given["nbytes"]),
-        step_bytes=_count(given["step_bytes"]),
+        nbytes=_count(entry["nbytes"]),
+        step_bytes=_count(entry["step_bytes"]),
     )
 
 

@@ -107,11 +107,11 @@ def _settings(training: Any, optimizer_ratio: Any, tokens: Any, offload_buffers:
     )
 
 
-def _named(given: Any, kind: type, name: str, example: str) -> list[Any]:
+def _named(items: Any, kind: type, name: str, example: str) -> list[Any]:
     """Return a list of values with different names."""
     wanted = f"a list of {kind.__name__}"
     fits = lambda it: isinstance(it, Iterable) and not isinstance(it, str | bytes | dict)  # noqa: E731
-    values = list(check(ConfigError, WHERE, name, given, fits, wanted, example))
+    values = list(check(ConfigError, WHERE, name, items, fits, wanted, example))
     check(
         ConfigError, WHERE, name, values, lambda it: it and all(isinstance(each, kind) for each in it), wanted, example
     )
@@ -122,12 +122,12 @@ def _named(given: Any, kind: type, name: str, example: str) -> list[Any]:
     return values
 
 
-def _edges(given: Any, blocks: list[Block]) -> list[Edge]:
-    if given is None:
+def _edges(value: Any, blocks: list[Block]) -> list[Edge]:
+    if value is None:
         return [Edge(a.name, b.name, a.output_bytes) for a, b in pairwise(blocks)]
     example = "[Edge('a', 'b', 1024)]"
     fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, Edge) for each in it)  # noqa: E731
-    edges = list(check(ConfigError, WHERE, "edges", given, fits, "a list of Edge", example))
+    edges = list(check(ConfigError, WHERE, "edges", value, fits, "a list of Edge", example))
     names = {block.name for block in blocks}
     for name in (name for edge in edges for name in (edge.source, edge.target)):
         if name not in names:
@@ -135,11 +135,11 @@ def _edges(given: Any, blocks: list[Block]) -> list[Edge]:
     return edges
 
 
-def _tiers(offload: str, given: Any) -> list[OffloadTier]:
+def _tiers(offload: str, tiers: Any) -> list[OffloadTier]:
     """Return the tiers that may be used, host memory first."""
     fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, OffloadTier) for each in it)  # noqa: E731
     example = "[OffloadTier(name='cpu', memory=2**36)]"
-    listed = check(ConfigError, WHERE, "tiers", given, fits, "a list of OffloadTier", example)
+    listed = check(ConfigError, WHERE, "tiers", tiers, fits, "a list of OffloadTier", example)
     by_name = {tier.name: tier for tier in listed}
     if len(by_name) < len(listed):
         raise ConfigError(f"{WHERE}tiers has a tier several times", hint="describe each tier once")
@@ -383,15 +383,15 @@ def _is_field(kind: str, value: Any) -> bool:
     return plain.get(kind, value is None or whole)
 
 
-def _record(kind: type, where: str, given: Any) -> dict[str, Any]:
+def _record(kind: type, where: str, values: Any) -> dict[str, Any]:
     """Return the fields of a record, after checking that all exist and have their types."""
     names = {attribute.name: str(attribute.type) for attribute in fields(kind)}
     wanted = f"a dict with {', '.join(names)}, as returned by to_dict"
     fits = lambda it: isinstance(it, Mapping) and set(it) == set(names)  # noqa: E731
-    check(ConfigError, "", where, given, fits, wanted, "plan.to_dict()")
+    check(ConfigError, "", where, values, fits, wanted, "plan.to_dict()")
     for name, annotation in names.items():
         check(
-            *(ConfigError, f"{where}: ", name, given[name]),
+            *(ConfigError, f"{where}: ", name, values[name]),
             *(lambda it, annotation=annotation: _is_field(annotation, it), f"of type {annotation}", "plan.to_dict()"),
         )
-    return dict(given)
+    return dict(values)

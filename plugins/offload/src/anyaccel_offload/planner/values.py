@@ -88,18 +88,20 @@ class Block:
         return self.seconds or 0.0
 
 
-def _seconds(where: str, given: Any) -> float | dict[str, float] | None:
-    if given is None:
+def _seconds(where: str, seconds: Any) -> float | dict[str, float] | None:
+    if seconds is None:
         return None
     least = lambda it: it >= 0  # noqa: E731
     wanted = "a number of at least 0, or one for each kind of device"
-    if not isinstance(given, Mapping):
-        return float(number(ConfigError, where, "seconds", given, least, wanted, 0.001))
+    if not isinstance(seconds, Mapping):
+        return float(number(ConfigError, where, "seconds", seconds, least, wanted, 0.001))
     example = "{'gpu': 0.001}"
-    check(ConfigError, where, "seconds", given, lambda it: it and all(isinstance(k, str) for k in it), wanted, example)
+    check(
+        ConfigError, where, "seconds", seconds, lambda it: it and all(isinstance(k, str) for k in it), wanted, example
+    )
     return {
-        key: float(number(ConfigError, where, f"seconds[{key!r}]", given[key], least, wanted, 0.001))
-        for key in sorted(given)
+        key: float(number(ConfigError, where, f"seconds[{key!r}]", seconds[key], least, wanted, 0.001))
+        for key in sorted(seconds)
     }
 
 

@@ -227,14 +227,14 @@ def _in_order(model: nn.Module, names: Sequence[str], inputs: Sequence[Any] | Ma
         raise ConfigError(problem, hint="leave inputs out to use blocks in registration order") from error
 
 
-def check_names(name: str, given: Any) -> tuple[str, ...]:
+def check_names(name: str, names: Any) -> tuple[str, ...]:
     """Return a list of names as a tuple.
 
     Raises:
         ConfigError: The value is not a list of names.
     """
     fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
-    return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['Layer']"))
+    return tuple(check(ConfigError, WHERE, name, names, fits, "a list of names", "['Layer']"))
 
 
 def _blocks(
@@ -296,14 +296,14 @@ def _nbytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
     return tensor.numel() * kept.itemsize
 
 
-def _memory(given: Any) -> dict[str, int | None]:
+def _memory(max_memory: Any) -> dict[str, int | None]:
     """Return the bytes of each device and tier by name."""
-    if given is None:
+    if max_memory is None:
         return _memory_here()
     fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
-    check(ConfigError, WHERE, "max_memory", given, fits, "bytes for each device", "{0: '20GiB', 'cpu': '60GiB'}")
+    check(ConfigError, WHERE, "max_memory", max_memory, fits, "bytes for each device", "{0: '20GiB', 'cpu': '60GiB'}")
     made: dict[str, int | None] = {}
-    for key, value in given.items():
+    for key, value in max_memory.items():
         device = device_in_map(WHERE, key, "max_memory")
         if device == torch.device("meta"):
             raise ConfigError(f"{WHERE}max_memory has 'meta', which cannot compute", hint="name a device, such as 0")

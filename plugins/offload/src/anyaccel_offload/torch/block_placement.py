@@ -78,7 +78,7 @@ def check_model(where: str, model: Any) -> None:
         raise StateError(f"{where}this model is already offloaded", hint="call remove_offload(model) first")
 
 
-def checked_execution_device(where: str, model: Any, given: Any) -> torch.device:
+def checked_execution_device(where: str, model: Any, device: Any) -> torch.device:
     """Return the device that computes a model; None for the device of its first parameter.
 
     Raises:
@@ -86,34 +86,34 @@ def checked_execution_device(where: str, model: Any, given: Any) -> torch.device
         StateError: The model is offloaded already.
     """
     check_model(where, model)
-    if given is None:
+    if device is None:
         found = next(places(model)).tensor.device
         return _CPU if found.type == "meta" else found
-    return named_device(where, "execution_device", given)
+    return named_device(where, "execution_device", device)
 
 
-def named_device(where: str, name: str, given: Any) -> torch.device:
+def named_device(where: str, name: str, device: Any) -> torch.device:
     """Return the device of this machine that an argument names.
 
     Raises:
         ConfigError: It does not name a device that computes.
     """
-    found = device_in_map(where, given)
+    found = device_in_map(where, device)
     if isinstance(found, str) or found.type == "meta":
-        raise ConfigError(f"{where}{name}={given!r} cannot compute", hint=f"write {name}='cuda:0'")
+        raise ConfigError(f"{where}{name}={device!r} cannot compute", hint=f"write {name}='cuda:0'")
     check_is_there(where, found)
     return found
 
 
-def checked_names(where: str, name: str, given: Any) -> tuple[str, ...]:
+def checked_names(where: str, name: str, names: Any) -> tuple[str, ...]:
     """Return names from a list, a single name, or None.
 
     Raises:
         ConfigError: The values are not names.
     """
-    given = (given,) if isinstance(given, str) and given else given
+    names = (names,) if isinstance(names, str) and names else names
     fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
-    return tuple(check(ConfigError, where, name, () if given is None else given, fits, "a list of names", "['mask']"))
+    return tuple(check(ConfigError, where, name, () if names is None else names, fits, "a list of names", "['mask']"))
 
 
 def _divided(devices: Mapping[str, Any]) -> set[str]:

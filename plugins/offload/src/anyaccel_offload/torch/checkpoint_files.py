@@ -202,7 +202,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return found
 
 
-def open_checkpoint(where: str, given: Any) -> Mapping[str, SavedTensor]:
+def open_checkpoint(where: str, checkpoint: Any) -> Mapping[str, SavedTensor]:
     """Return the tensors of a checkpoint by name; no values are read.
 
     Args:
@@ -213,9 +213,9 @@ def open_checkpoint(where: str, given: Any) -> Mapping[str, SavedTensor]:
         StateError: The file does not exist, or is damaged or hostile: offsets outside of it, or shards in other
             folders.
     """
-    if not isinstance(given, str | os.PathLike) or not str(given):
-        raise StateError(f"{where}checkpoint={shown(given)} is not a path", hint="write checkpoint='FOLDER'")
-    path = Path(given).expanduser()
+    if not isinstance(checkpoint, str | os.PathLike) or not str(checkpoint):
+        raise StateError(f"{where}checkpoint={shown(checkpoint)} is not a path", hint="write checkpoint='FOLDER'")
+    path = Path(checkpoint).expanduser()
     path = path / weight_file_in(LocalStorage(path, follows_links=True), SUFFIXES) if path.is_dir() else path
     if not path.is_file():
         problem = f"{where}no file or folder {str(path)!r} exists"

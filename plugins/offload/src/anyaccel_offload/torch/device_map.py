@@ -17,7 +17,7 @@ _EXAMPLE = "{'embed': 'cuda:0', 'layers': 'cpu'}"
 _EXAMPLES = {"device_map": _EXAMPLE, "max_memory": "{0: '20GiB', 'cpu': '60GiB'}"}
 
 
-def device_in_map(where: str, given: Any, name: str = "device_map") -> torch.device | str:
+def device_in_map(where: str, device: Any, name: str = "device_map") -> torch.device | str:
     """Return a value of a device map: a device with its index, or `"disk"`.
 
     Args:
@@ -28,20 +28,20 @@ def device_in_map(where: str, given: Any, name: str = "device_map") -> torch.dev
     Raises:
         ConfigError: The value is none of these.
     """
-    if isinstance(given, str) and given == DISK:
+    if isinstance(device, str) and device == DISK:
         return DISK
     try:
-        if isinstance(given, Device):
-            return torch.device(_torch_words(str(given)))
-        if isinstance(given, str) and given.isdecimal():
-            given = int(given)
-        if isinstance(given, int) and not isinstance(given, bool):
-            return torch.device(_accelerator(), given)
-        if not isinstance(given, str | torch.device):
+        if isinstance(device, Device):
+            return torch.device(_torch_words(str(device)))
+        if isinstance(device, str) and device.isdecimal():
+            device = int(device)
+        if isinstance(device, int) and not isinstance(device, bool):
+            return torch.device(_accelerator(), device)
+        if not isinstance(device, str | torch.device):
             raise TypeError
-        found = torch.device(_torch_words(given) if isinstance(given, str) else given)
+        found = torch.device(_torch_words(device) if isinstance(device, str) else device)
     except (RuntimeError, TypeError, AnyaccelError) as error:
-        problem = f"{where}{name} has {shown(given)}, which is not a device"
+        problem = f"{where}{name} has {shown(device)}, which is not a device"
         raise ConfigError(problem, hint=f"write {name}={_EXAMPLES.get(name, repr('cuda:0'))}") from error
     return found if found.index is not None or found.type in ("cpu", "meta") else torch.device(found.type, 0)
 
@@ -57,15 +57,15 @@ def _accelerator() -> str:
     return "cuda" if found is None else found.type
 
 
-def checked_map(where: str, model: nn.Module, given: Any) -> dict[str, torch.device | str]:
+def checked_map(where: str, model: nn.Module, device_map: Any) -> dict[str, torch.device | str]:
     """Return a checked device map: each name is a module, parameter or buffer, and each tensor has a device.
 
     Raises:
         ConfigError: A name is unknown, a tensor has no device, or a value is not a device.
     """
     fits = lambda it: isinstance(it, Mapping) and it and all(isinstance(key, str) for key in it)  # noqa: E731
-    check(ConfigError, where, "device_map", given, fits, "a dict of names and devices", _EXAMPLE)
-    found = {key: device_in_map(where, value) for key, value in given.items()}
+    check(ConfigError, where, "device_map", device_map, fits, "a dict of names and devices", _EXAMPLE)
+    found = {key: device_in_map(where, value) for key, value in device_map.items()}
     tensors = [
         *dict(model.named_parameters(remove_duplicate=False)),
         *dict(model.named_buffers(remove_duplicate=False)),

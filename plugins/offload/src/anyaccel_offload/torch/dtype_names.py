@@ -10,7 +10,7 @@ from anyaccel.arguments import check
 from anyaccel.errors import ConfigError
 
 
-def named_dtype(where: str, given: Any, name: str = "dtype", *, any_kind: bool = False) -> torch.dtype | None:
+def named_dtype(where: str, dtype: Any, name: str = "dtype", *, any_kind: bool = False) -> torch.dtype | None:
     """Return a torch dtype for itself or for text such as `"float16"` or `"torch.float16"`; None for None.
 
     Args:
@@ -22,7 +22,7 @@ def named_dtype(where: str, given: Any, name: str = "dtype", *, any_kind: bool =
     Raises:
         ConfigError: The value is not a dtype.
     """
-    found: Any = getattr(torch, given.removeprefix("torch."), given) if isinstance(given, str) else given
+    found: Any = getattr(torch, dtype.removeprefix("torch."), dtype) if isinstance(dtype, str) else dtype
     fits = lambda it: it is None or (isinstance(it, torch.dtype) and (any_kind or it.is_floating_point))  # noqa: E731
     check(ConfigError, where, name, found, fits, "a floating dtype of torch, or None", "torch.bfloat16")
     made: torch.dtype | None = found

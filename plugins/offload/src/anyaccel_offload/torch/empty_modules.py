@@ -115,26 +115,29 @@ class _Building:
         self._moved = WeakIdKeyDictionary()
         self._draws = WeakIdKeyDictionary()
 
-    def parameter(self, given: nn.Parameter) -> nn.Parameter | None:
+    def parameter(self, parameter: nn.Parameter) -> nn.Parameter | None:
         """Return the parameter to register instead, the same for each registration; None registers the original."""
-        if given.device == self.device:
+        if parameter.device == self.device:
             return None
-        if given not in self._moved:
-            kind, values = type(given), {name: value for name, value in vars(given).items() if name != "_is_param"}
-            moved = kind(given.detach().to(self.device), requires_grad=given.requires_grad)
+        if parameter not in self._moved:
+            kind, values = (
+                type(parameter),
+                {name: value for name, value in vars(parameter).items() if name != "_is_param"},
+            )
+            moved = kind(parameter.detach().to(self.device), requires_grad=parameter.requires_grad)
             vars(moved).update(values)
-            self._moved[given] = moved
-        found: nn.Parameter = self._moved[given]
+            self._moved[parameter] = moved
+        found: nn.Parameter = self._moved[parameter]
         return found
 
-    def buffer(self, module: nn.Module, name: str, given: Tensor) -> Tensor | None:
+    def buffer(self, module: nn.Module, name: str, buffer: Tensor) -> Tensor | None:
         """Return the buffer to register instead; None registers the original."""
         if self.buffers:
-            return None if given.device == self.device else given.to(self.device)
-        if given.device != META or self.device != META or torch.get_default_device() == META:
+            return None if buffer.device == self.device else buffer.to(self.device)
+        if buffer.device != META or self.device != META or torch.get_default_device() == META:
             return None  # modules built on the meta device on purpose, as by `from_pretrained`, get values later
-        draw = self._draws[given] if given in self._draws else None  # noqa: SIM401  (its `get` has no types)
-        if draw is None or given._version:  # noqa: SLF001  (counts writes; torch documents no other)
+        draw = self._draws[buffer] if buffer in self._draws else None  # noqa: SIM401  (its `get` has no types)
+        if draw is None or buffer._version:  # noqa: SLF001  (counts writes; torch documents no other)
             raise ConfigError(
                 f"init_empty_weights: buffer {name!r} of {type(module).__name__} is computed from parameters, or from "
                 "large random values, which do not exist yet",
@@ -189,14 +192,14 @@ def _building(building: _Building) -> Iterator[None]:
             _state.building = before
 
 
-def _on_parameter(module: nn.Module, name: str, given: Any) -> nn.Parameter | None:
+def _on_parameter(module: nn.Module, name: str, parameter: Any) -> nn.Parameter | None:
     building = getattr(_state, "building", None)
-    return None if building is None or given is None else building.parameter(given)
+    return None if building is None or parameter is None else building.parameter(parameter)
 
 
-def _on_buffer(module: nn.Module, name: str, given: Any) -> Tensor | None:
+def _on_buffer(module: nn.Module, name: str, buffer: Any) -> Tensor | None:
     building = getattr(_state, "building", None)
-    return None if building is None or given is None else building.buffer(module, name, given)
+    return None if building is None or buffer is None else building.buffer(module, name, buffer)
 
 
 # Registered once and permanently: adding and removing hooks would change a dict that other threads iterate over.

@@ -124,9 +124,9 @@ def _checked(model: Any, keep_in_fp32: Any, strict: Any) -> tuple[str, ...]:
     return _names("keep_in_fp32", keep_in_fp32)
 
 
-def _names(name: str, given: Any) -> tuple[str, ...]:
+def _names(name: str, names: Any) -> tuple[str, ...]:
     fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
-    return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['norm']") or ())
+    return tuple(check(ConfigError, WHERE, name, names, fits, "a list of names", "['norm']") or ())
 
 
 def _targets(model: nn.Module) -> list[_Target]:

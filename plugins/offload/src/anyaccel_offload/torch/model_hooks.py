@@ -83,14 +83,14 @@ class SequentialHook(ModelHook):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Call each hook; if one raises, call `on_error` of the hooks before it."""
-        given: Mapping[str, Any] = kwargs
+        keywords: Mapping[str, Any] = kwargs
         for i, hook in enumerate(self.hooks):
             try:
-                args, given = hook.pre_forward(module, *args, **given)
+                args, keywords = hook.pre_forward(module, *args, **keywords)
             except BaseException:
                 _tell(self.hooks[:i], module)
                 raise
-        return args, given
+        return args, keywords
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         for hook in self.hooks:
@@ -249,11 +249,11 @@ class _Attached:
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._calls.stack.append(None)  # not entered until `pre_forward` has returned
         handled = sys.exc_info()[1]
-        given = self.hook.pre_forward(module, *args, **kwargs)
+        result = self.hook.pre_forward(module, *args, **kwargs)
         no_grad = torch.no_grad() if self.hook.no_grad else nullcontext()
         no_grad.__enter__()
         self._calls.stack[-1] = (handled, no_grad)
-        return given
+        return result
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         entered = self._calls.stack.pop()

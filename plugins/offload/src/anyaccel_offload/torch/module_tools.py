@@ -522,8 +522,8 @@ def attach_layerwise_casting_hooks(
     if narrow is None or wide is None:
         raise ConfigError(f"{where}a dtype is missing", hint="write storage_dtype=torch.float8_e4m3fn")
     flag(ConfigError, where, "non_blocking", non_blocking)
-    given = (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern or ()
-    patterns = [re.compile(pattern) for pattern in given]
+    texts = (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern or ()
+    patterns = [re.compile(pattern) for pattern in texts]
     layers = list(_cast_layers(module, "", patterns, skip_modules_classes or ()))
     for name, layer in layers:
         for place in places(layer, name):

@@ -66,8 +66,8 @@ class TorchOffload(OffloadModels):
                 hint="leave device_map, max_memory and offload out of the node, or call remove_offload(model)",
             )
         order = BlockOrder(model, request)
-        given = _entries(model, device, request, self.backend.native_device, order)
-        blocks = _blocks(model, given, self.backend.native_device(device), order)
+        entries = _entries(model, device, request, self.backend.native_device, order)
+        blocks = _blocks(model, entries, self.backend.native_device(device), order)
         # Weights on disk are already in safetensors files, and are not trained.
         on_disk = [block.name for block in blocks if block.tier == DISK]
         shared = shared_tensors(model, [block.name for block in blocks])
@@ -84,7 +84,7 @@ class TorchOffload(OffloadModels):
                         f"{place.name} stays on disk, but weights in files cannot be trained",
                         hint="write offload='cpu', or freeze the node: graph.freeze('NODE')",
                     )
-        slots = {device: n for device, n in given.slots.items() if n == 1} if isinstance(given, DeviceMap) else {}
+        slots = {device: n for device, n in entries.slots.items() if n == 1} if isinstance(entries, DeviceMap) else {}
         plan = _described(model, blocks, request.training, order.notes, slots)
         known = _plans.setdefault(model, [])
         known[:] = [*known[1 - _REMEMBERED :], (device, request, plan)]
@@ -137,15 +137,17 @@ def _entries(
     return planned_map(model, order(names), memory, offload=request.offload, training=request.training)
 
 
-def _blocks(model: nn.Module, given: Mapping[str, str], device: torch.device, order: BlockOrder) -> list[BlockPlace]:
+def _blocks(
+    model: nn.Module, device_map: Mapping[str, str], device: torch.device, order: BlockOrder
+) -> list[BlockPlace]:
     """Return the blocks of a map.
 
     Offloaded blocks compute on the plan's device, or on the device of the previous block.
     """
-    entries = checked_map(WHERE, model, given)
+    entries = checked_map(WHERE, model, device_map)
     computes = any(isinstance(value, torch.device) and value.type != "cpu" for value in entries.values())
     main = None if computes or device.type == "cpu" else device
-    planned = given if isinstance(given, DeviceMap) else None
+    planned = device_map if isinstance(device_map, DeviceMap) else None
     return placed_blocks(model, entries, main, where=WHERE, order=order, planned=planned)
 
 

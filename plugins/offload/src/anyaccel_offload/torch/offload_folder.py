@@ -24,15 +24,15 @@ _INDEX = "model.safetensors.index.json"
 _CPU = torch.device("cpu")
 
 
-def checked_folder(where: str, given: Any) -> Path:
+def checked_folder(where: str, path: Any) -> Path:
     """Return an offload folder that is empty, or does not exist yet.
 
     Raises:
         StateError: The path is not a folder, or it has files, which could belong to another model.
     """
-    if not isinstance(given, str | os.PathLike) or not str(given):
-        raise StateError(f"{where}offload_dir={shown(given)} is not a path", hint="write offload_dir='FOLDER'")
-    folder = Path(given).expanduser()
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise StateError(f"{where}offload_dir={shown(path)} is not a path", hint="write offload_dir='FOLDER'")
+    folder = Path(path).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StateError(
             f"{where}{str(folder)!r} is not an empty folder",

@@ -67,8 +67,8 @@ class StoredTensor(torch.Tensor):
         if func is torch.ops.aten.detach.default:
             return args[0].likeness(False)
         for i, argument in enumerate(func._schema.arguments):
-            given = args[i] if i < len(args) else (kwargs or {}).get(argument.name)
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, StoredTensor):
+            value = args[i] if i < len(args) else (kwargs or {}).get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, StoredTensor):
                 raise _written(func._schema.name)
         args, kwargs = tree_map(_read, (args, dict(kwargs or {})))
         return func(*args, **kwargs)

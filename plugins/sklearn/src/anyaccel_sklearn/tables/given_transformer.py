@@ -178,8 +178,8 @@ class GivenTransformer(TableTransform):
                 kind = part if isinstance(part, str) else type(part).__name__
                 self.parts[column] = "left out" if kind == "drop" else f"{name}: {kind}"
         by_name = {name: columns for name, _, columns in chosen}
-        given = self.transformer.transformers
-        self.transformer.transformers = [(name, part, by_name.get(name, columns)) for name, part, columns in given]
+        parts = self.transformer.transformers
+        self.transformer.transformers = [(name, part, by_name.get(name, columns)) for name, part, columns in parts]
 
 
 def _names(columns: Any, names: Sequence[str]) -> list[str]:

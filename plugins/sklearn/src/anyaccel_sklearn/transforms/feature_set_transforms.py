@@ -150,10 +150,10 @@ def _no_fit_rows(fit_on: Any, splits: Sequence[str], what: str) -> TransformErro
         what: Transform to fit.
     """
     is_view = isinstance(fit_on, Rows) and fit_on.base is not fit_on
-    given = "a view of another feature set" if is_view else repr(fit_on)
+    what_was_passed = "a view of another feature set" if is_view else repr(fit_on)
     missing = f"{what} needs fit_on=, the rows to fit it to"
     return TransformError(
-        missing if fit_on is None else f"{what} cannot be fitted on {given}",
+        missing if fit_on is None else f"{what} cannot be fitted on {what_was_passed}",
         available=f"splits: {listed(splits)}",
         hint=f"write fit_on={splits[0]!r}; 'all' would include the rows that you evaluate on",
     )

@@ -112,14 +112,14 @@ class FittedTransform:
             TransformError: It has no inverse, or none for these columns alone.
         """
         what = described(self.transform, self.columns, label)
-        given = [name for name in self.results if name in pieces]
-        tries = self.fillers[: 1 if len(given) == len(self.results) else None]
-        first, *others = [self._before(pieces, given, filler, what) for filler in tries]
+        names = [name for name in self.results if name in pieces]
+        tries = self.fillers[: 1 if len(names) == len(self.results) else None]
+        first, *others = [self._before(pieces, names, filler, what) for filler in tries]
         for other in others:
             if not all(_same(first[name], other[name]) for name in first):
                 missing = [name for name in self.results if name not in pieces]
                 raise TransformError(
-                    f"{what} cannot be inverted for {', '.join(given)} alone: the result depends on "
+                    f"{what} cannot be inverted for {', '.join(names)} alone: the result depends on "
                     f"{', '.join(missing)}",
                     hint=f"pass all of {', '.join(self.results)} together, or fit a transform to each column",
                 )
@@ -133,9 +133,9 @@ class FittedTransform:
         return {**rest, **first}
 
     def _before(
-        self, pieces: Mapping[str, np.ndarray], given: Sequence[str], filler: np.ndarray, what: str
+        self, pieces: Mapping[str, np.ndarray], names: Sequence[str], filler: np.ndarray, what: str
     ) -> dict[str, np.ndarray]:
-        first = pieces[given[0]]
+        first = pieces[names[0]]
         n, fillers = len(first), split_flat(filler[None], self.result_shapes)
         flat = [
             (pieces[name] if name in pieces else np.repeat(part, n, axis=0)).reshape(n, math.prod(part.shape[1:]))
@@ -143,7 +143,7 @@ class FittedTransform:
         ]
         before = inverted(self.transform, np.concatenate(flat, axis=1), sum(map(math.prod, self.shapes)), what)
         parts = dict(zip(self.columns, split_flat(narrowed(before, first.dtype), self.shapes), strict=True))
-        return {name: parts[name] for name in given} if self.results == self.columns else parts
+        return {name: parts[name] for name in names} if self.results == self.columns else parts
 
 
 def result_layout(

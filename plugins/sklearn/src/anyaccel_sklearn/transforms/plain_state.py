@@ -116,7 +116,7 @@ class TransformReader(PlainReader):
 
 TransformReader.readers = {
     **PlainReader.readers,
-    "transform": lambda reader, given: reader.transform(given["class"], given["state"]),
-    "slice": lambda reader, given: slice(*reader.value(given["items"])),
-    "set": lambda reader, given: set(reader.value(given["items"])),
+    "transform": lambda reader, plain: reader.transform(plain["class"], plain["state"]),
+    "slice": lambda reader, plain: slice(*reader.value(plain["items"])),
+    "set": lambda reader, plain: set(reader.value(plain["items"])),
 }

@@ -17,21 +17,21 @@ SCALERS = {
 """Class of `sklearn.preprocessing` for each name."""
 
 
-def scaler_of(given: Any) -> Any:
+def scaler_of(scaler: Any) -> Any:
     """Return a new scaler for a name or the name of a class; other objects are returned unchanged.
 
     Raises:
         PhaseError: The name is unknown, or scikit-learn is not installed.
     """
-    if not isinstance(given, str):
-        return given
-    name = {name: short for short, name in SCALERS.items()}.get(given, given)
+    if not isinstance(scaler, str):
+        return scaler
+    name = {name: short for short, name in SCALERS.items()}.get(scaler, scaler)
     if name not in SCALERS:
-        hint = did_you_mean(given, SCALERS, "write scaler='standard'")
-        raise PhaseError(f"fit: there is no scaler {given!r}", available=", ".join(SCALERS), hint=hint)
+        hint = did_you_mean(scaler, SCALERS, "write scaler='standard'")
+        raise PhaseError(f"fit: there is no scaler {scaler!r}", available=", ".join(SCALERS), hint=hint)
     try:
         preprocessing = import_module("sklearn.preprocessing")
     except ImportError as error:
-        problem = f"fit: scaler={given!r} needs scikit-learn, which cannot be imported ({error})"
+        problem = f"fit: scaler={scaler!r} needs scikit-learn, which cannot be imported ({error})"
         raise PhaseError(problem, hint="python -m pip install scikit-learn") from error
     return getattr(preprocessing, SCALERS[name])()

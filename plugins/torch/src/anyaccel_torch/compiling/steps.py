@@ -56,11 +56,11 @@ class CapturedSteps:
 
     def replay(self, state: Any, xs: list[Tensor]) -> list[Tensor]:
         """Return the losses [steps] each; `state` is changed in place."""
-        given, captured = strategies.tensors_of(state), strategies.tensors_of(self._state)
+        state_tensors, captured = strategies.tensors_of(state), strategies.tensors_of(self._state)
         with torch.no_grad():
-            torch._foreach_copy_([*captured, *self._xs], [*given, *xs])
+            torch._foreach_copy_([*captured, *self._xs], [*state_tensors, *xs])
             self._graph.replay()
-            torch._foreach_copy_(given, captured)
+            torch._foreach_copy_(state_tensors, captured)
             return [loss.clone() for loss in self._losses]
 
 

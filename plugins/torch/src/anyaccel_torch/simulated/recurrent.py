@@ -25,9 +25,9 @@ def gru_cell(
     inputs: Tensor, hidden: Tensor, before: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return hidden state and the values that torch would save for backward; gates are [batch, 3 * size]."""
-    given, recurrent = _biased(inputs, input_bias).chunk(3, 1), _biased(hidden, hidden_bias).chunk(3, 1)
-    reset, update = torch.sigmoid(given[0] + recurrent[0]), torch.sigmoid(given[1] + recurrent[1])
-    new = torch.tanh(given[2] + reset * recurrent[2])
+    from_inputs, recurrent = _biased(inputs, input_bias).chunk(3, 1), _biased(hidden, hidden_bias).chunk(3, 1)
+    reset, update = torch.sigmoid(from_inputs[0] + recurrent[0]), torch.sigmoid(from_inputs[1] + recurrent[1])
+    new = torch.tanh(from_inputs[2] + reset * recurrent[2])
     return (before - new) * update + new, reset.detach()
 
 

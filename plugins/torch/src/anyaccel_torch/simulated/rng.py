@@ -66,9 +66,9 @@ def call_random(
     Raises:
         RuntimeError: a generator of another kind of device is given, in torch's own words.
     """
-    given = kwargs.get("generator") or next((value for value in args if isinstance(value, _TorchGenerator)), None)
-    if given is not None:
-        where = _devices.get(given._cdata, given.device)
+    generator = kwargs.get("generator") or next((value for value in args if isinstance(value, _TorchGenerator)), None)
+    if generator is not None:
+        where = _devices.get(generator._cdata, generator.device)
         if where.type != KIND:
             raise RuntimeError(f"Expected a '{KIND}' device type for generator but found '{where.type}'")
         return func(*args, **kwargs)
