@@ -79,8 +79,22 @@ class TorchLoop(Loop):
         self.scaler = torch.amp.GradScaler(device_type) if scales else None
         self._updates = _Updates(self._processes, self.accumulation_steps, self.scaler, self._count_step)
 
+    def _check_exchanges_apart(self) -> None:
+        if self.sharding == "full":
+            raise ConfigError(
+                "find_batch_size() with sharding='full' in several processes: the parts of parameters are exchanged "
+                "within a pass, so that the others would wait for a process that ran out of memory",
+                hint="start with a size that fits, and use Loop(accumulate=2) for batches of half the size",
+            )
+        if any(model.ddp is not None for model in self._models):
+            raise ConfigError(
+                "find_batch_size() in several processes, but a model was prepared before it",
+                hint="create and prepare the model within the function of the batch size",
+            )
+
     def _meet(self, what: str) -> None:
         if self.num_processes > 1:
+            self._processes.check_memory()
             self._processes.group.meet(what)
 
     def _count_step(self) -> None:
@@ -156,7 +170,9 @@ class TorchLoop(Loop):
             self._processes,
             self.options,
             is_divided=self.sharding == "full" and self.num_processes > 1,
-            overlaps=not self._norms,  # other collectives within the pass would mix with those of gradients
+            # other collectives within the pass would mix with those of gradients; and nobody may wait within a pass for
+            # a process that is out of memory
+            overlaps=not (self._norms or self._processes.is_trying),
         )
         self._models.append(model)
         self._undo.append(lambda: self._models.remove(model))
@@ -194,12 +210,16 @@ class TorchLoop(Loop):
                     layer,
                     self.process_index,
                     self.num_processes,
-                    self._processes.group.sum_in_place,
+                    self._sum_in_place,
                     by_rows=False,
                     counts=self._has_rows,
                 )
                 self._norms.append(norm)
                 self._undo += [partial(self._norms.remove, norm), norm.restore]
+
+    def _sum_in_place(self, tensor: Tensor) -> None:
+        self._processes.check_memory()
+        self._processes.group.sum_in_place(tensor)
 
     def _has_rows(self) -> bool:
         share = self._iterations.share
@@ -424,7 +444,7 @@ class TorchLoop(Loop):
             self._processes.group.attempt("average the gradients", partial(_raise, error))
         messages = [message for model in models for message in model.messages]
         if messages:
-            self._processes.group.average(messages)
+            self._processes.group.average(messages, self._processes.check_memory if self._processes.is_trying else None)
 
     def clip_grad_norm_(self, target: Any, max_norm: float, norm_type: float = 2.0) -> Tensor | None:
         """Clip gradients by global norm like `torch.nn.utils.clip_grad_norm_`; a no-op until an update is complete.

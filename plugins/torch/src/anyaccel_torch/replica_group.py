@@ -157,9 +157,18 @@ class TorchReplicaGroup(ReplicaGroup):
         return [GradientMeans(bucket, self.size) for bucket in every]
 
     @torch.no_grad()
-    def average(self, messages: Sequence[GradientMeans]) -> None:
-        """Replace the gradients of messages by their means over all replicas; one that none has stays None."""
-        self._try(_AVERAGE, lambda: _average(messages))
+    def average(self, messages: Sequence[GradientMeans], are_ready: Callable[[], object] | None = None) -> None:
+        """Replace the gradients of messages by their means over all replicas; one that none has stays None.
+
+        Args:
+            messages: The messages.
+            are_ready: Called once all are written, before the first is sent; without it, each is sent at once.
+        """
+        if are_ready is not None:
+            for means in messages:
+                means.write()
+            are_ready()
+        self._try(_AVERAGE, lambda: _average(messages, are_written=are_ready is not None))
 
     def sum_in_place(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all replicas."""
@@ -396,11 +405,12 @@ def _leave() -> None:
     dist.destroy_process_group()
 
 
-def _average(messages: Sequence[GradientMeans]) -> None:
+def _average(messages: Sequence[GradientMeans], *, are_written: bool) -> None:
     group = cast("dist.ProcessGroup", dist.group.WORLD)
     sent = []
     for means in messages:
-        means.write()
+        if not are_written:
+            means.write()
         sent.append(group.allreduce([means.message]))
     for means, work in zip(messages, sent, strict=True):
         work.wait()
