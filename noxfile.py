@@ -423,7 +423,7 @@ def whole(session: nox.Session, plugin: str) -> None:
 
 def run_tests_of(session: nox.Session, plugin: str, part: dict[str, str]) -> None:
     """Install a plugin, and run its tests, those of hints that need it, and the integration tests over it."""
-    libraries = ("models-sample",) if plugin in ("torch", "offload") else ()
+    libraries = {"torch": ("models-sample", "tables-sample"), "offload": ("models-sample",)}.get(plugin, ())
     used = (plugin, *TESTED_WITH.get(plugin, ()))
     install(session, *editable(*used), *group("test", "guests", *used, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
@@ -510,6 +510,15 @@ def models(session: nox.Session) -> None:
     for framework, chosen in zip(frameworks, tests, strict=True):  # Keras computes with one of them in a process
         env = {"ANYACCEL_TEST_MODELS": "1", "KERAS_BACKEND": framework, **ONE_THREAD, **compiled_once(session)}
         session.run("pytest", chosen, *spread(), *session.posargs, env=env)
+
+
+@nox.session(python=MAIN)
+def tables(session: nox.Session) -> None:
+    """Six real tables in five folds beside gradient boosting and a linear model; `backend` runs two of them."""
+    install(session, *group("tables"))  # two are built from sources, in isolation
+    install(session, *editable("torch", "sklearn"), *group("test", "guests", "torch"))
+    env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD}
+    session.run("pytest", "tests/integration/test_real_tables.py", "-rP", *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)
