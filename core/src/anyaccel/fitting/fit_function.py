@@ -319,7 +319,7 @@ class RowColumns:
         Args:
             prepared: Data of the fit.
             losses: Losses to weight.
-            given: Validation as passed to `fit`.
+            validation_data: Validation as passed to `fit`.
 
         Raises:
             PhaseError: The weights match neither the rows nor the classes.

@@ -62,7 +62,7 @@ class FitLosses:
     """The losses of a fit: one, one per target, or AppliedLoss objects.
 
     Args:
-        given: A loss, a mapping from target columns to losses, or one or several AppliedLoss; None for no loss.
+        losses: A loss, a mapping from target columns to losses, or one or several AppliedLoss; None for no loss.
 
     Raises:
         PhaseError, SpecError: An object is not a loss.
