@@ -45,7 +45,7 @@ class _Difference(NamedTuple):
 
 
 class _NodePart(NamedTuple):
-    """The values to load into a node, some of which may be the current ones, and its optimizer state."""
+    """The values to load into a node, which may include current ones, and its optimizer state."""
 
     values: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]
@@ -57,7 +57,7 @@ def load_state(graph: HasState, state: Mapping[str, Any], *, strict: bool = True
 
     Args:
         graph: The graph that receives the values.
-        given: The state.
+        state: The state.
         strict: Refuse a state with any difference; otherwise load the arrays with the same name, shape and dtype, and
             warn about the others. A node's optimizer state is then loaded only if everything of the node is.
 
@@ -316,7 +316,7 @@ class StateMapping:
         Buffers that are missing in the state keep the model's values, because frameworks have different buffers.
 
         Args:
-            given: The state, or another mapping with its names; entries of unmapped nodes are kept.
+            saved: The state, or another mapping with its names; entries of unmapped nodes are kept.
             is_part: Whether it may lack nodes and parameters, as averages of weights do.
 
         Raises:

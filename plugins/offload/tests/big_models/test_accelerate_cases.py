@@ -16,7 +16,7 @@ from .test_dispatched_models import DIFFERENCES
 META = "offloaded weights are `meta` tensors between calls"
 HOOKS = "modules have `_hf_hook` and another `forward`"
 MOVED = "`model.to()` warns, or moves a part"
-COPIED = "`copy.deepcopy` and pickles bring the hooks along"
+COPIED = "`copy.deepcopy` and pickles include the hooks"
 STRICT = "`load_checkpoint_in_model` has `strict=False`"
 INDEX = "an index without `weight_map`"
 FOLDER = '`load_checkpoint_in_model(offload_folder=)` writes `"disk"` weights again'

@@ -110,7 +110,7 @@ def test_a_class_that_cannot_save_weights_in_files_says_so(tmp_path: Path) -> No
 def test_weights_that_the_host_cannot_hold_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = disk_offload(nn.Linear(8, 8), tmp_path / "new", "cpu")
     monkeypatch.setattr("anyaccel_offload.torch.offload.host_memory", lambda: (2**30, 100))
-    with pytest.raises(OutOfMemoryError, match=r"rest in files need 288 B, and the host has 100 B.*one at a time"):
+    with pytest.raises(OutOfMemoryError, match=r"weights in files need 288 B, and the host has 100 B.*one at a time"):
         get_state_dict_offloaded_model(model)
     assert [value.clone().shape for value in model.state_dict().values()] == [(8, 8), (8,)]  # as the hint says
 
@@ -307,7 +307,7 @@ def saved(folder: Path) -> None:
     assert all((folder / "plain" / name).read_bytes() == (folder / "offloaded" / name).read_bytes() for name in files)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("anyaccel_offload.torch.offload.host_memory", lambda: (2**30, 100))
-        with pytest.raises(OutOfMemoryError, match="rest in files need"):
+        with pytest.raises(OutOfMemoryError, match="weights in files need"):
             model.save_pretrained(folder / "too large")  # type: ignore[operator]
 
 
@@ -335,7 +335,7 @@ DIFFERENCES: dict[str, Callable[[Path], None]] = {
     "offloaded weights are `meta` tensors between calls": between_calls,
     "modules have `_hf_hook` and another `forward`": hooks_of_torch,
     "`model.to()` warns, or moves a part": moved,
-    "`copy.deepcopy` and pickles bring the hooks along": copied,
+    "`copy.deepcopy` and pickles include the hooks": copied,
     "`save_pretrained` reads `weights_map`": saved,
     "buffers that a forward writes to are lost": writes_to_a_file,
     "`load_checkpoint_in_model` has `strict=False`": names_that_do_not_match,

@@ -387,7 +387,7 @@ class Advice:
     figure: str
 
     def to_dict(self) -> dict[str, str]:
-        """As plain data."""
+        """Return plain data."""
         return {"practice": self.practice, "verdict": self.verdict, "figure": self.figure}
 
 

@@ -11,7 +11,7 @@ from pyarrow import compute
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import contiguous, is_numeric, to_numpy
 from anyaccel.errors import ColumnError
-from anyaccel.fitting.text_values import DATES, NUMBERS, code_to_read
+from anyaccel.fitting.tables import DATES, NUMBERS, code_to_read
 
 NUMBER, BOOL, TEXT, DATE, EMPTY = "number", "bool", "text", "date", "empty"
 """Families of types: types of one family can be in the same column."""
@@ -57,7 +57,7 @@ def family_of(name: str, arrow_type: Any) -> str:
         return NUMBER
     kind = getattr(arrow_type, "extension_name", arrow_type)
     raise ColumnError(
-        f"column {name!r} is {kind}, of which fit makes no features",
+        f"column {name!r} is {kind}, which fit cannot use as features",
         available="numbers, booleans, text, categories, dates and times",
         hint=f"leave it out, drop=[{name!r}], or convert it to such columns first",
     )
