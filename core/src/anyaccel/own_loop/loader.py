@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -180,7 +180,6 @@ class LoopLoader(DeviceLoader):
         skipped, go_on = 0, cast("Callable[[bool], object]", _nothing)
         generators = RandomStates(self.loader).once()
         if self._resumed is None:
-            self._check_alike()
             self._states = generators.states(frameworks=True)
             self.given = 0
         else:
@@ -188,8 +187,9 @@ class LoopLoader(DeviceLoader):
             self._resumed = None
             generators.load(self._states)
         self._stream, self.n_rows = None, 0
-        is_stream = self.processes.size > 1 and _length(self.loader) is None
-        self._order = self.processes.order(generators, self._states, self._order_of)
+        length = _length(self.loader)
+        is_stream = self.processes.size > 1 and length is None
+        self._order = self.processes.order(generators, self._states, self._order_of, length)
         self._iterations.begin(self)
         batches = cast("Generator[tuple[Any, Share]]", super().__iter__())
         try:
@@ -332,17 +332,6 @@ class LoopLoader(DeviceLoader):
         contents, share = batch
         return super()._moved(contents), share
 
-    def _check_alike(self) -> None:
-        """Check that all processes have the same number of batches."""
-        if self.processes.size == 1:
-            return
-        lengths = self.processes.gather_plain(_length(self.loader))
-        if len(set(lengths)) > 1:
-            raise DataError(
-                f"the loader has different numbers of batches in the processes: {', '.join(map(str, lengths))}",
-                hint="create the loader from the whole data set in every process, without a DistributedSampler",
-            )
-
     def _check_together(self, number: int, share: Share | None) -> None:
         """Check that all processes have a batch with this number and size, or all are at the end of the stream."""
         every = self.processes.gather_plain(None if share is None else [share.total, share.is_last])
@@ -421,7 +410,11 @@ def take_rows(batch: Any, rows: slice, n_rows: int) -> Any:
     Raises:
         DataError: A tensor has a different number of rows.
     """
-    if isinstance(batch, list) and len(batch) == n_rows and not _holds_rows(batch, n_rows):
+    if (
+        isinstance(batch, list)
+        and len(batch) == n_rows
+        and not any(len(getattr(item, "shape", ())) and item.shape[0] == n_rows for item in batch)
+    ):
         return batch[rows]
     if isinstance(batch, Mapping) or type(batch) in (list, tuple) or hasattr(batch, "_fields"):
         taken = [take_rows(part, rows, n_rows) for part in (batch.values() if isinstance(batch, Mapping) else batch)]
@@ -441,7 +434,3 @@ def take_rows(batch: Any, rows: slice, n_rows: int) -> Any:
         return leaf[rows]
 
     return map_leaves(batch, cut, registry().owners)
-
-
-def _holds_rows(items: Sequence[Any], n_rows: int) -> bool:
-    return any(len(getattr(item, "shape", ())) and item.shape[0] == n_rows for item in items)

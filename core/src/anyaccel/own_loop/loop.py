@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import json
 import math
 import os
-import re
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
-from anyaccel.call_hints import constructor_hints
+from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import call_hints, constructor_hints, unknown_argument
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.data.streaming.random_states import frameworks_of, from_arrays, imported_backends, to_arrays
-from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
+from anyaccel.errors import AnyaccelError, ArgumentError, CapabilityError, ConfigError, DataError, StateError
+from anyaccel.extensions import extensions
 from anyaccel.launched import launched
 from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.own_loop.gathering import Part, merged
 from anyaccel.own_loop.loader import Iterations, LoopLoader
 from anyaccel.own_loop.loop_folder import LoopCheckpoint, LoopFolder, Saving
-from anyaccel.own_loop.processes import LoopProcesses
+from anyaccel.own_loop.processes import LoopProcesses, is_out_of_memory
 from anyaccel.own_loop.profiling import LoopProfiling
-from anyaccel.own_loop.tracking import Tracking
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
 from anyaccel.phases.memory_error import release_frames
@@ -37,16 +42,107 @@ from anyaccel.precision import checked_precision
 from anyaccel.registry import registry
 from anyaccel.user_level import user_level
 
+# -- Tracking: the values that a loop logs, in memory, as lines of JSON in a folder, and in installed trackers --------
+
+
+class Tracking:
+    """The values that one run has logged.
+
+    A distribution with a tracker extends the point `loop_trackers` by a function of the folder. The function returns an
+    object with `log(values, step)` and `close()`, or None if its tracking is off.
+
+    Args:
+        folder: Folder to write to; None stores the values in memory.
+        writes: Whether this process writes.
+
+    Attributes:
+        history: The logged values, each with its step.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, *, writes: bool) -> None:
+        self.history: list[dict[str, Any]] = []
+        self._folder = None if folder is None or not writes else Path(folder)
+        self._trackers: list[Any] | None = None
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Record and write values."""
+        self.history.append({"step": step, **values})
+        if self._folder is None:
+            return
+        if self._trackers is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            offered = [make(self._folder) for make in extensions("loop_trackers")]
+            self._trackers = [tracker for tracker in offered if tracker is not None]
+            self._closing = weakref.finalize(self, _close, self._trackers)  # with the loop, or at the end of Python
+        with (self._folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        for tracker in self._trackers:
+            tracker.log(values, step)
+
+    def close(self) -> None:
+        """Let trackers write their values."""
+        if self._trackers is not None:
+            self._closing()
+        self._trackers = None
+
+
+def _close(trackers: Sequence[Any]) -> None:
+    for tracker in trackers:
+        tracker.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
 OF_MODELS = "model "
 """Prefix of the names of random states that models hold."""
 
 
-_OUT_OF_MEMORY = re.compile("OutOfMemory|ResourceExhausted|RESOURCE_EXHAUSTED")
-"""Pattern in the out-of-memory errors of frameworks."""
+MISPLACED_SETTINGS: Mapping[str, str] = {
+    "data batch_size sampler dataset dataloader": "your loader makes the batches: loader = loop.prepare(loader)",
+    "loss losses optimizer lr learning_rate": "write loop.backward(loss), with your own loss and optimizer",
+    "schedule scheduler lr_scheduler": "write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)",
+    "epochs num_epochs max_epochs n_epochs": "write for epoch in loop.epochs(10):",
+    "checkpoint checkpoints save resume keep every project_dir ckpt_path": (
+        "write for epoch in loop.epochs(10, save='runs/a'):"
+    ),
+    "validation validate_every": "evaluate in your loop: loop.gather(net(x) for x, y in test)",
+    "microbatching": "write loop.find_batch_size(train), or accumulate=4",
+    "on_nan": "write if loop.any(loss != loss): break",
+    "loss_scale fp16 scaler grad_scaler": "write precision='fp16-mixed', which scales losses",
+    "amp bf16": "write precision='bf16-mixed'",
+    "replicas n_devices num_devices num_processes world_size num_nodes strategy distributed ddp": (
+        "start the script as anyaccel run --replicas 2 SCRIPT"
+    ),
+    "fsdp zero shard fsdp_plugin": "write sharding='full'",
+    "per_replica split_batches": "write loop.prepare(loader, batch='per_replica')",
+    "trackers tracker log_with loggers report_to": (
+        "write log='runs/a'; each tracker that is installed and turned on logs, too"
+    ),
+    "callbacks": "call them in your loop",
+    "step": "your loop is the step",
+    "compile": "compile the model or the step as your framework does, in your loop",
+    "residency offload cpu_offload device_map": (
+        "a Loop keeps the model on the device: shard it, with sharding='full', or train in a TrainPhase, which offloads"
+    ),
+    "deterministic": "for the same bits on any number of devices, train in a TrainPhase, with deterministic=True",
+    "matmul_precision tf32 allow_tf32": "set it in the framework before your loop begins",
+    "final_device": "move the model after loop.close()",
+    "strict policy label": "a Loop has no use for it",
+}
+"""Settings of phases and of other libraries that a Loop does not have, and what has their place."""
+
+
+def _unknown(owner: Any, name: str) -> AnyaccelError:
+    """Create the error for an argument that a Loop does not have."""
+    for names, hint in MISPLACED_SETTINGS.items():
+        if name in names.split():
+            return ArgumentError(f"Loop has no argument {name!r}", hint=hint)
+    return unknown_argument("Loop", name, inspect.signature(Loop).parameters)
 
 
 @constructor_hints
-class Loop:
+class Loop(AttributeHints):
     """Run your own training loop on any device, in one process or in those of a launcher.
 
     ```python
@@ -94,11 +190,23 @@ class Loop:
     """
 
     framework: ClassVar[str]
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "plan simulate explain memory": (
+            "nothing is known of your loop before it runs; a graph has a plan: experiment.plan(phase)"
+        ),
+        "doctor devices": "read loop.accelerator; `anyaccel doctor` checks the machine",
+        "ledger report transfers": "write with aa.ledger() as moved: around your loop",
+        "history metrics results": "read loop.tracking.history",
+        "offload device_map residency": "a Loop keeps the model on the device; a TrainPhase offloads",
+        "profile profiler": "write Loop(profile=aa.Profile((10, 20), 'traces'))",
+        "trackers get_tracker": "write Loop(log='runs/a'); each tracker that is installed and turned on logs, too",
+    }
 
     if TYPE_CHECKING:  # a type checker sees what all frameworks have in common, and accepts their additional methods
 
         def __getattr__(self, name: str) -> Any: ...
 
+    @call_hints(unknown=_unknown)
     def __new__(
         cls,
         accelerator: Any = AUTO,
@@ -115,6 +223,7 @@ class Loop:
     ) -> Loop:
         return object.__new__(_loop_class(framework) if cls is Loop else cls)
 
+    @call_hints(unknown=_unknown)
     def __init__(
         self,
         accelerator: Any = AUTO,
@@ -276,6 +385,9 @@ class Loop:
         loop.find_batch_size(train, start=512)  # train(512), train(256), ...
         ```
 
+        In several processes, all of them begin again with half the size, whichever of them ran out of memory. Until the
+        function returns, gradients are exchanged after each backward pass instead of within it.
+
         Args:
             train: Function of the batch size. It must create and prepare its model, optimizer and loader itself, so
                 that nothing of a failed call remains. Each call begins with the same random numbers.
@@ -283,28 +395,43 @@ class Loop:
 
         Raises:
             OutOfMemoryError: Not even one row fits into memory.
-            ConfigError: There are several processes; the others would wait for the one that failed.
+            ConfigError: The gradients of several processes are exchanged within a pass, so that the others would wait
+                for the one that failed; or the processes begin with different sizes.
         """
         if self.num_processes > 1:
-            raise ConfigError(
-                "find_batch_size() in several processes: if one ran out of memory, the others would wait for it",
-                hint="find it in one process, and use Loop(accumulate=2) for batches of half the size",
-            )
+            self._check_exchanges_apart()
+            sizes = self._processes.gather_plain(start)
+            if len(set(sizes)) > 1:
+                raise ConfigError(
+                    f"find_batch_size() begins with different sizes in the processes: {', '.join(map(str, sizes))}",
+                    hint="pass the same start= in every process",
+                )
         prepared, step, epoch, states = len(self._undo), self.step, self.epoch, self._processes.random_states()
+        size = start
         while True:
             try:
-                return train(start)
+                return self._processes.try_together(partial(train, size))
             except Exception as error:
-                if not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}")):
-                    raise
-                if start <= 1:
+                if not is_out_of_memory(error) or size <= 1:
                     raise
                 release_frames(error)
             self._release(prepared)
             gc.collect()
             self.step, self.epoch = step, epoch
             self._processes.set_random_states(states)
-            start //= 2
+            size //= 2
+
+    def _check_exchanges_apart(self) -> None:
+        """Check that no process waits for another within a pass.
+
+        Raises:
+            ConfigError: Some would wait for one that ran out of memory.
+        """
+        raise ConfigError(
+            f"find_batch_size() in several processes of {self.framework}: if one ran out of memory within a step, the "
+            "others would wait for it",
+            hint="find it in one process, and use Loop(accumulate=2) for batches of half the size",
+        )
 
     def print(self, *values: Any, **settings: Any) -> None:
         """Print in the first process only; takes the arguments of `print`."""
