@@ -78,5 +78,5 @@ def test_the_page_has_the_sizes_of_the_scripts() -> None:
     for task in TASKS:
         row = re.search(rf"^\| {task} \|.*$", page, re.MULTILINE)
         assert row, task
-        sizes = [int(cell) for cell in re.findall(r"\| (\d+) (?=\|)", row[0])]
+        sizes = [int(cell) for cell in re.findall(r"\| (\d+) (?=\|)", row[0])][:2]
         assert sizes == [n_lines(script(task, "ours")), n_lines(script(task, "theirs"))], task
