@@ -318,13 +318,20 @@ def _check_source(phase: PhaseSettings, part: PhaseSettings, source: Source, on_
 
 def _check_default_sampler(part: PhaseSettings, source: Source) -> None:
     """A batch size may be the default; any other sampler was chosen, and would be ignored."""
-    samplers = part.sampler.values() if isinstance(part.sampler, Mapping) else [part.sampler]
+    samplers = list(part.sampler.values()) if isinstance(part.sampler, Mapping) else [part.sampler]
     chosen = [type(sampler).__name__ for sampler in samplers if type(sampler) is not SimpleSampler]
     if chosen:
         raise PhaseError(
             f"phase {part.label!r} has a {chosen[0]}, but its data are the source {source.label!r}",
             cause="a source of batches decides which rows make a batch",
             hint="leave the sampler out, use a MapSource, or read the source into memory: FeatureSet.from_dict(...)",
+        )
+    size, usual = getattr(part.data, "batch_size", None), type(part).default_batch_size
+    other = next((it.batch_size for it in samplers if it.batch_size not in (usual, size)), None)
+    if part.trains and isinstance(size, int) and other is not None:
+        raise PhaseError(
+            f"phase {part.label!r} has batch_size={other}, but its data come in batches of {size} rows",
+            hint="leave batch_size out, and set the size where you create the batches",
         )
 
 
