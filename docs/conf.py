@@ -25,6 +25,7 @@ extensions = [
     "sphinx_design",  # tabs of frameworks
     "docstrings",  # of this folder: docstrings are written with Markdown's backticks
     "public",  # of this folder: the reference of all public names
+    "names",  # of this folder: a line for each name of the reference
     "search",  # of this folder: what the search leaves out
     "scripts",  # of this folder: each script of examples/ is a page
 ]

@@ -3,8 +3,9 @@
 The Python blocks of a Markdown file run in order, in one namespace and in a temporary folder. `<!--- skip: next -->`
 before a block leaves it out. A `text` block right after a Python block is what the Python block prints: it is compared,
 `...` stands for any text, and numbers with a decimal point may differ by 2 %. A block that prints must have one.
-The blocks of the first tab of a set run like all others. Those of another tab run in a copy of the namespace, and are
-skipped where its framework is missing; the first block after the tabs runs once for each tab, in a folder of its own.
+The blocks of the first tab of a set run like all others. Those of another tab run in a copy of the namespace, with the
+names of earlier tabs of its framework, and are skipped if the framework is missing. The first block after the tabs runs
+once for each tab, in a separate folder.
 `ANYACCEL_TEST_REWRITE=1` writes the outputs into the files instead. Each script of docs/examples/ runs in an
 interpreter of its own; what follows `It prints:` in its docstring is compared with its output.
 """
@@ -85,22 +86,32 @@ class BlockEvaluator:
             missing = [name for name in NEEDS[tab].split() if find_spec(name) is None]
             if missing:
                 raise SkipTest(f"{tab} needs {', '.join(missing)}")
-            example.namespace = others.setdefault(tab, dict(main["_before_tabs"]))
-        elif tab:
+            names = main.setdefault("_names_of_tabs", {}).get(tab, {})
+            others.setdefault(tab, {**main["_before_tabs"], **names})
+            self.run_in_tab(example, main, tab)
+            return
+        if tab:
             main.setdefault("_before_tabs", dict(main))
         self.evaluator(example)
         if tab or not others:
             return
-        for namespace in list(others.values()):
-            example.namespace = namespace
+        for name in others:
             with (
                 tempfile.TemporaryDirectory() as folder,
                 chdir(folder),
                 redirect_stdout(io.StringIO()),
             ):
-                self.evaluator(example)
+                self.run_in_tab(example, main, name)
         others.clear()
         del main["_before_tabs"]
+
+    def run_in_tab(self, example: Example, main: dict[str, Any], tab: str) -> None:
+        """Run a block in the namespace of a tab, and keep its names for later tabs."""
+        namespace = example.namespace = main["_tabs"][tab]
+        before = dict(namespace)
+        self.evaluator(example)
+        names = main["_names_of_tabs"].setdefault(tab, {})
+        names |= {k: v for k, v in namespace.items() if before.get(k, names) is not v}
 
     def __call__(self, example: Example) -> str | None:
         with redirect_stdout(io.StringIO()) as output:

@@ -50,8 +50,19 @@ def by_hand(width: int, rank: int, size: int) -> Epoch:
     net, optimizer, batches = parts(width)
     if size > 1:
         net = nn.parallel.DistributedDataParallel(net)
-        batches = [(x.tensor_split(size)[rank], y.tensor_split(size)[rank]) for x, y in batches]
+        batches = OwnRows(batches, rank, size)
     return steps(net, optimizer, batches, lambda loss: loss.backward())
+
+
+class OwnRows:
+    """The rows of one process of batches in memory, as a sampler takes them in each epoch."""
+
+    def __init__(self, batches: list[Any], rank: int, size: int) -> None:
+        self._batches, self._rows = batches, slice(BATCH * rank // size, BATCH * (rank + 1) // size)
+
+    def __iter__(self) -> Any:
+        rows = self._rows
+        return ((x[rows], y[rows]) for x, y in self._batches)
 
 
 def by_loop(width: int, loop: aa.Loop) -> Epoch:

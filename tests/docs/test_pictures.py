@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pictures
 import pytest
 
 STATIC = Path(__file__).parents[2] / "docs/_static"
@@ -24,3 +25,17 @@ def test_the_terminal_shows_the_demo_and_a_plan() -> None:
     text = " ".join(words.split())
     for shown in ("anyaccel demo", "test accuracy", "plan of 'train'", "jax cpu:0", "by shared memory"):
         assert shown in text.replace("&#x27;", "'")
+
+
+def test_the_drawings_are_those_of_the_code() -> None:
+    for draw in pictures.DRAWINGS:
+        assert (STATIC / f"{draw.__name__}.svg").read_text(encoding="utf-8") == draw(), "run docs/_sphinx/pictures.py"
+
+
+@pytest.mark.parametrize("name", ["loop", "lifecycle", "placement", "streams", "replicas"])
+def test_a_drawing_fits_a_phone_and_brings_its_own_background(name: str) -> None:
+    drawing = ElementTree.fromstring((STATIC / f"{name}.svg").read_text(encoding="utf-8"))
+    assert drawing.get("width") == "400"
+    first = drawing[0]
+    assert (first.get("width"), first.get("height")) == (drawing.get("width"), drawing.get("height"))
+    assert first.get("fill") == "#F4F6F8"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import click
 import pytest
 
+import anyaccel
 from anyaccel import errors, hookspecs
 from anyaccel.cli.main import group
+from anyaccel.distributions import NAMES, OFFERED
 
 CONTEXT = click.Context(group)
 COMMANDS = sorted(group.list_commands(CONTEXT))
@@ -105,3 +108,38 @@ def test_every_environment_variable_is_described(root: Path) -> None:
     text = sections(page(root, "cli.md"))["Environment"]
     described = {cell.strip("`") for cell in first_cells(text)}
     assert {name for name in described if name.startswith("ANYACCEL_")} == variables(root)
+
+
+def lines_of(page: Path) -> set[tuple[str, str]]:
+    """The names of the tables at the beginning of a page of the reference, each with its line."""
+    row = r'<tr class="row-\w+"><td><p>(.*?)</p></td>\n<td><p>(.*?)</p></td>'
+    found = re.findall(row, page.read_text("utf-8"), re.S)
+    return {(text_of(name), text_of(line)) for name, line in found}
+
+
+def text_of(markup: str) -> str:
+    """The text of a piece of a page."""
+    return html.unescape(re.sub(r"<[^>]+>", "", markup)).strip()
+
+
+def test_the_index_has_a_line_for_every_public_name(site: Path) -> None:
+    listed = lines_of(site / "reference/api/index.html")
+    names = {*anyaccel.__all__, *" ".join(OFFERED[NAMES].values()).split()} - {"errors", "hookimpl"}
+    assert not names - {name for name, _ in listed}, "put them on a page of docs/reference/api"
+    assert not [name for name, line in listed if not line], "give them a docstring"
+    assert ("FeatureSet", "Named columns of equal length in read-only Arrow memory.") in listed
+
+
+def test_a_page_of_the_reference_opens_with_its_names(root: Path, site: Path) -> None:
+    index = lines_of(site / "reference/api/index.html")
+    for path in (root / "docs/reference/api").glob("[!i]*.md"):
+        listed = lines_of(site / f"reference/api/{path.stem}.html")
+        assert listed <= index, path.stem
+        assert len(listed) >= 3, path.stem
+
+
+def test_signatures_have_types(site: Path) -> None:
+    page = (site / "reference/api/results.html").read_text("utf-8")
+    signature = re.search(r'<dt class="sig[^>]*id="anyaccel.find_learning_rate">.*?</dt>', page, re.S)
+    assert signature and ": float" in text_of(signature[0])
+    assert "→ RangeTest" in text_of(signature[0])

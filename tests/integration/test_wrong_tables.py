@@ -112,7 +112,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "dates in text": (lambda: fit(table(day=DAYS.strftime("%d/%m/%Y"))), "format='mixed', dayfirst=True"),
     "infinity": (lambda: fit(holed("age", np.inf)), "'age' is infinite in 1 of 120 rows, the first in row 3"),
     "huge numbers": (lambda: fit(table(big=X[:, 0].astype("f8") * 1e300)), r"'big' has numbers up to .*e\+"),
-    "lists": (lambda: fit(table(lists=[[1], [1, 2]] * 60)), "'lists' is list.*, of which fit makes no features"),
+    "lists": (lambda: fit(table(lists=[[1], [1, 2]] * 60)), "'lists' is list.*, which fit cannot use as features"),
     "two columns of a name": (lambda: fit(BOTH), "the table has 2 columns called 'age'"),
     "no feature varies": (lambda: fit(table(age=1.0)[["age", "survived"]]), "no feature is left"),
     "unlike lengths": (

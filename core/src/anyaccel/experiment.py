@@ -106,7 +106,7 @@ class Experiment(AttributeHints):
         """Raise a ConfigError: an experiment takes its graph as an argument. Kept for users who know it from ModularML.
 
         Raises:
-            ConfigError: always; the hint says what to write.
+            ConfigError: Always, with the replacement.
         """
         raise ConfigError(
             "Experiment.from_active_context does not exist: there is no active context",

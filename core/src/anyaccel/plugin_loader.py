@@ -86,7 +86,7 @@ class Plugin:
 
     @property
     def hint(self) -> str:
-        """How to fix it; `""` if it works."""
+        """The way to fix the plugin; `""` if it works."""
         if not self.is_broken:
             return SLOW_HINT if self.delays else ""
         if isinstance(self.error, AnyaccelError) and self.error.hint:

@@ -454,7 +454,7 @@ def test_scaled_targets_come_back_in_their_units():
         ),
         ({"day": ["3/4/2020", "5/6/2021"] * 120}, r"'day' is text, and 100% of its values look like dates"),
         ({"mixed": [1, "a"] * 120}, r"'mixed' has values of several types: number in 120 rows, text in 120 rows"),
-        ({"lists": [[1], [1, 2]] * 120}, r"'lists' is list<.*of which fit makes no features"),
+        ({"lists": [[1], [1, 2]] * 120}, r"'lists' is list<.*which fit cannot use as features"),
     ],
 )
 def test_columns_of_no_use_are_refused(more, message):

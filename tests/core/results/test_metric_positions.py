@@ -136,7 +136,9 @@ def test_what_cannot_be_counted(metric, outputs, targets, given, message):
 
 
 def test_a_mask_is_a_column_beside_the_targets():
-    with pytest.raises(ColumnError, match=r"has the mask 'e.m', which is not a column beside its targets.*mask='d.COL"):
+    with pytest.raises(
+        ColumnError, match=r"has the mask 'e.m', which is not a column of the data of its targets.*mask='d.COL"
+    ):
         evaluated(Metric("accuracy", targets="d.tags", mask="e.m"), data())
     with pytest.raises(SpecError, match=r"'accuracy' on node 'net': the mask d.wrong has values other than 0 and 1"):
         evaluated(Metric("accuracy", targets="d.tags", mask="d.wrong"), data())

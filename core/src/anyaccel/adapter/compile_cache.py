@@ -346,7 +346,7 @@ class CompileSwitch:
             self._ops.eager, self._state.optimizer_functions = before
 
     def run(self, name: str, compiled: Callable[[], Result], eager: Callable[[], Result]) -> Result:
-        """Return the result of a function: run eagerly for `TracedOps.eager_seconds` first, or if it must be."""
+        """Return the result of a function. Run it eagerly at first, for `TracedOps.eager_seconds`, or if necessary."""
         if self._ops.eager:
             return eager()
         if name not in self._compiled.proven and self._seconds_spent < (self._ops.eager_seconds or 0.0):

@@ -40,8 +40,7 @@ class LeavesContexts(Capability):
 
     @abstractmethod
     def leave_contexts(self) -> AbstractContextManager[OuterContexts]:
-        """Return a context without those that would change the values of a phase or stop it; yield the contexts that
-        were left.
+        """Leave contexts that would change the values of a phase or stop it, during a block; yield those contexts.
 
         Contexts that set how numbers are computed, or which are checked, stay: the user asked for them.
 

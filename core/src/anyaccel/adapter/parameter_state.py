@@ -54,7 +54,7 @@ class ParameterState:
         }
 
     def _resumed(self, node: str, rule: UpdateRule) -> NodeState:
-        """Return the state of an earlier phase if it fits this rule and these parameters; else a fresh one."""
+        """Return the state of an earlier phase if it fits this rule and these parameters; otherwise a new one."""
         earlier, owner = self._segment.states, self._layout.owner
         sharing = [node, *(label for label in owner if owner[label] == node)]
         brought = (

@@ -229,18 +229,9 @@ class TracedProgram(ArrayProgram):
     ) -> Any:
         """Run compiled steps; with `n_steps=0` only compile them."""
         self._settle_loss_scale()
-        reached = [(group, owner) for group, owners in self._compiled.functions.reached.items() for owner in owners]
+        reached = self._reached
         state, rest = self._step_arguments(reached, columns, orders)
-        cursor = StepCursor(
-            start=start,
-            draw=self._draws + 1,
-            batch_size=batch_size,
-            n_microbatches=n_microbatches,
-            remaining=max(n_steps, (int(orders[0].shape[0]) - start) // batch_size),
-            steps_taken={owner: self._state.states[owner].step for _, owner in reached},
-            table=lambda later, count: {owner: self._state.table(g, owner, later, count) for g, owner in reached},
-            device_scalars=self._device_scalars,
-        )
+        cursor = self._step_cursor(reached, orders, start, n_steps, batch_size, n_microbatches)
         try:
             loop = self._compiled.step_loop(batch_size, n_microbatches, quick=quick)
             after, losses = loop(state, rest, cursor, n_steps)
@@ -253,6 +244,31 @@ class TracedProgram(ArrayProgram):
             if self._loss_scale is not None:
                 self._loss_scale.leave(after[KEY])
         return losses
+
+    @property
+    def _reached(self) -> list[tuple[str, str]]:
+        """The owners that learn, as (group, owner)."""
+        return [(group, owner) for group, owners in self._compiled.functions.reached.items() for owner in owners]
+
+    def _step_cursor(
+        self,
+        reached: Sequence[tuple[str, str]],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int,
+    ) -> StepCursor:
+        return StepCursor(
+            start=start,
+            draw=self._draws + 1,
+            batch_size=batch_size,
+            n_microbatches=n_microbatches,
+            remaining=max(n_steps, (int(orders[0].shape[0]) - start) // batch_size),
+            steps_taken={owner: self._state.states[owner].step for _, owner in reached},
+            table=lambda later, count: {owner: self._state.table(g, owner, later, count) for g, owner in reached},
+            device_scalars=self._device_scalars,
+        )
 
     def _step_arguments(
         self, reached: Sequence[tuple[str, str]], columns: Sequence[Any], orders: Sequence[Any]

@@ -28,7 +28,7 @@ class Command(click.Command):
     loads_plugins = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's; with `--json`, a wrong option is printed as JSON."""
+        """Parse as click does; with `--json`, print a wrong option as JSON."""
         try:
             return super().parse_args(ctx, list(args))
         except click.UsageError as error:
@@ -42,7 +42,7 @@ class Command(click.Command):
             sys.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's, after the plugins are loaded; an error of anyaccel is printed, and the exit status 2."""
+        """Load the plugins, then invoke as click does; print an error of anyaccel, and exit with status 2."""
         try:
             ctx.obj = load_plugins_of(ctx) if self.loads_plugins else ()
             return super().invoke(ctx)

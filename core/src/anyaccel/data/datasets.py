@@ -23,7 +23,7 @@ def digits() -> FeatureSet:
 
     Source: the test part of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (1998), UCI
     Machine Learning Repository, DOI 10.24432/C50P49 (https://doi.org/10.24432/C50P49), licence CC BY 4.0; see
-    DIGITS-LICENSE.txt beside this module.
+    DIGITS-LICENSE.txt next to this module.
 
     Example:
         >>> from anyaccel.data.datasets import digits

@@ -54,7 +54,7 @@ def summary(rows: Rows) -> str:
 
 
 def _by_type(rows: Rows, role: str, names: Sequence[str]) -> list[str]:
-    """How many columns there are of each type, with the first of their names."""
+    """Return the number of columns of each type, with their first names."""
     by_type: dict[str, list[str]] = {}
     for name in names:
         by_type.setdefault(_type_of(rows, name), []).append(name)

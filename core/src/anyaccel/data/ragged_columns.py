@@ -46,7 +46,7 @@ class RaggedColumn:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
+        """The dtype of the values."""
         return self.values.dtype
 
     @property

@@ -60,7 +60,7 @@ Fitted = TypeVar("Fitted", bound=FittedTransform)
 
 @dataclass(frozen=True, eq=False)
 class Transforms:
-    """The transforms of a feature set; this base class has none. Those of anyaccel-sklearn derive from it.
+    """The transforms of a feature set; the base class is empty. The transforms of anyaccel-sklearn derive from it.
 
     Attributes:
         fitted: The transforms, the oldest first.

@@ -45,7 +45,7 @@ class _Difference(NamedTuple):
 
 
 class _NodePart(NamedTuple):
-    """The values to load into a node, some of which may be the current ones, and its optimizer state."""
+    """The values to load into a node, which may include current ones, and its optimizer state."""
 
     values: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]

@@ -233,7 +233,7 @@ def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
 
 
 def removed(label: str, nodes: Mapping[str, Node]) -> list[Node]:
-    """Return nodes without one of them.
+    """Return the nodes except one.
 
     Raises:
         GraphError: it feeds others.

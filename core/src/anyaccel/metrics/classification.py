@@ -46,7 +46,7 @@ def f1_average(average: str, outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 def _f1(hits: np.ndarray, marked: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Of each class, from how often it was predicted rightly, predicted at all, and is true."""
+    """Return F1 of each class, from its counts of correct predictions, predictions and targets."""
     both = marked + true
     return np.asarray(np.divide(2 * hits, both, out=np.zeros(len(hits)), where=both != 0))
 

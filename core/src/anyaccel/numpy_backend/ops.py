@@ -59,11 +59,11 @@ class NumpyOps(ArrayOps):
         return applied._replace(buffers={**buffers, **applied.buffers}) if applied.buffers else applied
 
     def move(self, array: Any, device: Device) -> Any:
-        """As the backend's `move`."""
+        """Move a value with the backend's `move`."""
         return moved(array, device)
 
     def gather_rows(self, column: Array, start: int, stop: int, order: Array | None) -> Array:
-        """As the backend's `gather_rows`."""
+        """Gather rows with the backend's `gather_rows`."""
         return gather_rows(column, start, stop, order)
 
     def arange(self, count: int, like: Array) -> Array:

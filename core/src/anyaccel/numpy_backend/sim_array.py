@@ -81,7 +81,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         return _wrapped(super().__getitem__(_bare(key)), self.on)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """As NumPy's; all operands must be on this device."""
+        """Assign as NumPy does; all operands must be on this device."""
         self._check_operands("assignment", (key, value))
         super().__setitem__(_bare(key), _bare(value))
 

@@ -180,7 +180,6 @@ class LoopLoader(DeviceLoader):
         skipped, go_on = 0, cast("Callable[[bool], object]", _nothing)
         generators = RandomStates(self.loader).once()
         if self._resumed is None:
-            self._check_alike()
             self._states = generators.states(frameworks=True)
             self.given = 0
         else:
@@ -188,8 +187,9 @@ class LoopLoader(DeviceLoader):
             self._resumed = None
             generators.load(self._states)
         self._stream, self.n_rows = None, 0
-        is_stream = self.processes.size > 1 and _length(self.loader) is None
-        self._order = self.processes.order(generators, self._states, self._order_of)
+        length = _length(self.loader)
+        is_stream = self.processes.size > 1 and length is None
+        self._order = self.processes.order(generators, self._states, self._order_of, length)
         self._iterations.begin(self)
         batches = cast("Generator[tuple[Any, Share]]", super().__iter__())
         try:
@@ -331,17 +331,6 @@ class LoopLoader(DeviceLoader):
     def _moved(self, batch: Any) -> Any:
         contents, share = batch
         return super()._moved(contents), share
-
-    def _check_alike(self) -> None:
-        """Check that all processes have the same number of batches."""
-        if self.processes.size == 1:
-            return
-        lengths = self.processes.gather_plain(_length(self.loader))
-        if len(set(lengths)) > 1:
-            raise DataError(
-                f"the loader has different numbers of batches in the processes: {', '.join(map(str, lengths))}",
-                hint="create the loader from the whole data set in every process, without a DistributedSampler",
-            )
 
     def _check_together(self, number: int, share: Share | None) -> None:
         """Check that all processes have a batch with this number and size, or all are at the end of the stream."""

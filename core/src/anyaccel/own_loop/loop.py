@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import math
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.own_loop.gathering import Part, merged
 from anyaccel.own_loop.loader import Iterations, LoopLoader
 from anyaccel.own_loop.loop_folder import LoopCheckpoint, LoopFolder, Saving
-from anyaccel.own_loop.processes import LoopProcesses
+from anyaccel.own_loop.processes import LoopProcesses, is_out_of_memory
 from anyaccel.own_loop.profiling import LoopProfiling
 from anyaccel.own_loop.tracking import Tracking
 from anyaccel.phases.bound_phase import best_common_device
@@ -39,10 +39,6 @@ from anyaccel.user_level import user_level
 
 OF_MODELS = "model "
 """Prefix of the names of random states that models hold."""
-
-
-_OUT_OF_MEMORY = re.compile("OutOfMemory|ResourceExhausted|RESOURCE_EXHAUSTED")
-"""Pattern in the out-of-memory errors of frameworks."""
 
 
 @constructor_hints
@@ -276,6 +272,9 @@ class Loop:
         loop.find_batch_size(train, start=512)  # train(512), train(256), ...
         ```
 
+        In several processes, all of them begin again with half the size, whichever of them ran out of memory. Until the
+        function returns, gradients are exchanged after each backward pass instead of within it.
+
         Args:
             train: Function of the batch size. It must create and prepare its model, optimizer and loader itself, so
                 that nothing of a failed call remains. Each call begins with the same random numbers.
@@ -283,28 +282,43 @@ class Loop:
 
         Raises:
             OutOfMemoryError: Not even one row fits into memory.
-            ConfigError: There are several processes; the others would wait for the one that failed.
+            ConfigError: The gradients of several processes are exchanged within a pass, so that the others would wait
+                for the one that failed; or the processes begin with different sizes.
         """
         if self.num_processes > 1:
-            raise ConfigError(
-                "find_batch_size() in several processes: if one ran out of memory, the others would wait for it",
-                hint="find it in one process, and use Loop(accumulate=2) for batches of half the size",
-            )
+            self._check_exchanges_apart()
+            sizes = self._processes.gather_plain(start)
+            if len(set(sizes)) > 1:
+                raise ConfigError(
+                    f"find_batch_size() begins with different sizes in the processes: {', '.join(map(str, sizes))}",
+                    hint="pass the same start= in every process",
+                )
         prepared, step, epoch, states = len(self._undo), self.step, self.epoch, self._processes.random_states()
+        size = start
         while True:
             try:
-                return train(start)
+                return self._processes.try_together(partial(train, size))
             except Exception as error:
-                if not (isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}")):
-                    raise
-                if start <= 1:
+                if not is_out_of_memory(error) or size <= 1:
                     raise
                 release_frames(error)
             self._release(prepared)
             gc.collect()
             self.step, self.epoch = step, epoch
             self._processes.set_random_states(states)
-            start //= 2
+            size //= 2
+
+    def _check_exchanges_apart(self) -> None:
+        """Check that no process waits for another within a pass.
+
+        Raises:
+            ConfigError: Some would wait for one that ran out of memory.
+        """
+        raise ConfigError(
+            f"find_batch_size() in several processes of {self.framework}: if one ran out of memory within a step, the "
+            "others would wait for it",
+            hint="find it in one process, and use Loop(accumulate=2) for batches of half the size",
+        )
 
     def print(self, *values: Any, **settings: Any) -> None:
         """Print in the first process only; takes the arguments of `print`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -10,8 +11,23 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.streaming.random_states import RandomStates, from_arrays, to_arrays
+from anyaccel.errors import DataError, OutOfMemoryError
 from anyaccel.own_loop.plain_state import packed, unpacked
 from anyaccel.rng import key
+
+_OUT_OF_MEMORY = re.compile(
+    "OutOfMemory|out of memory|ResourceExhausted|RESOURCE_EXHAUSTED|can't allocate memory|not enough memory"
+)
+"""Pattern in the out-of-memory errors of frameworks."""
+
+
+class _OutOfMemoryElsewhereError(OutOfMemoryError):
+    """Another process is out of memory."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of Python or a framework says that memory is exhausted."""
+    return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"))
 
 
 class Order:
@@ -39,17 +55,63 @@ class LoopProcesses:
     Attributes:
         rank, size: Rank of this process, from 0, and number of processes.
         group, seed: As passed.
+        is_trying: Whether a function runs in `try_together`.
     """
 
     def __init__(self, group: Any, seed: int | None, seed_framework: Callable[[int], object]) -> None:
         self.group, self.seed, self._seed_framework = group, seed, seed_framework
         self.rank: int = group.rank
         self.size: int = group.size
+        self.is_trying = False
 
     def gather_plain(self, value: Any) -> list[Any]:
-        """Return the plain values of all processes, by rank."""
-        gathered: list[Any] = self.group.gather(value)
-        return gathered
+        """Return the plain values of all processes, by rank.
+
+        Raises:
+            OutOfMemoryError: Another process is out of memory; only within `try_together`.
+        """
+        if not self.is_trying:
+            gathered: list[Any] = self.group.gather(value)
+            return gathered
+        every = self.group.gather(["", value])
+        for rank, (problem, _) in enumerate(every):
+            if problem:
+                raise _OutOfMemoryElsewhereError(
+                    f"process {rank} is out of memory: {problem}", hint="use smaller batches in all processes"
+                )
+        return [other for _, other in every]
+
+    def check_memory(self) -> None:
+        """Within `try_together`, end if another process is out of memory.
+
+        Called before each exchange of tensors. A process that is out of memory takes part only in the next exchange of
+        plain values, so that no other waits for its tensors.
+
+        Raises:
+            OutOfMemoryError: Another process is out of memory.
+        """
+        if self.is_trying:
+            self.gather_plain(None)
+
+    def try_together(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a function that all processes call; if one runs out of memory, it ends in all of them.
+
+        Raises:
+            OutOfMemoryError: Another process is out of memory.
+            Exception: The error of this process.
+        """
+        self.is_trying = self.size > 1
+        try:
+            result = call()
+            self.check_memory()
+            return result
+        except Exception as error:
+            if self.is_trying and is_out_of_memory(error) and not isinstance(error, _OutOfMemoryElsewhereError):
+                text = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self.group.gather([text[:100], None])
+            raise
+        finally:
+            self.is_trying = False
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, by rank: nested dicts, lists and tuples of plain values and arrays."""
@@ -85,20 +147,33 @@ class LoopProcesses:
         np.random.seed(seed % 2**32)
         self._seed_framework(seed)
 
-    def order(self, generators: RandomStates, states: Mapping[str, Any], number: int | None) -> Order:
+    def order(
+        self, generators: RandomStates, states: Mapping[str, Any], number: int | None, n_batches: int | None
+    ) -> Order:
         """Return the source of an epoch's order, which is the same in all processes.
 
         Args:
             generators: Generators of a loader, in addition to the global ones.
             states: States of all of them at the start of the epoch.
             number: Number of the epoch if the user has set it.
+            n_batches: Number of batches; None if it is unknown.
+
+        Raises:
+            DataError: The processes have different numbers of batches.
         """
+        first: Mapping[str, np.ndarray] = {}
+        if self.size > 1:
+            is_needed = self.rank == 0 and number is None
+            every = self.gather((n_batches, to_arrays(states) if is_needed else {}))
+            numbers, first = [other[0] for other in every], every[0][1]
+            if len(set(numbers)) > 1:
+                raise DataError(
+                    f"the loader has different numbers of batches in the processes: {', '.join(map(str, numbers))}",
+                    hint="create the loader from the whole data set in every process, without a DistributedSampler",
+                )
         if number is not None:
             return _SeededOrder(self, key(self.seed or 0, "order", number))
-        if self.size == 1:
-            return Order()
-        first = self.gather(to_arrays(states) if self.rank == 0 else {})[0]
-        return _SharedOrder(self, generators, first)
+        return Order() if self.size == 1 else _SharedOrder(self, generators, first)
 
 
 class _SharedOrder(Order):

@@ -30,7 +30,7 @@ def check_accumulation(
         left_out: Alternative for the user to write.
 
     Raises:
-        PhaseError: the settings of a loss show that it is a sum, or a mean that gives some rows less weight.
+        PhaseError: the settings of a loss define a sum, or a mean that gives some rows less weight.
     """
     for loss in losses:
         reason = _reason(_settings(loss.loss))

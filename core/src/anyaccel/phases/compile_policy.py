@@ -42,7 +42,7 @@ class _Timing:
 
     @property
     def seconds(self) -> float:
-        """Of all calls."""
+        """The seconds of all calls."""
         return min(self._clock, self._processor) if self._on_host else self._clock
 
 

@@ -114,7 +114,7 @@ def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGrap
     chosen = named_column(metric.mask, graph.nodes)
     if chosen is None or chosen.feature_set.label != feature_set or (chosen.stream or "") != (stream or ""):
         raise ColumnError(
-            f"metric {metric.label!r} has the mask {metric.mask!r}, which is not a column beside its targets",
+            f"metric {metric.label!r} has the mask {metric.mask!r}, which is not a column of the data of its targets",
             available=f"columns of {feature_set!r}",
             hint=f"write mask='{feature_set}.COLUMN'",
         )

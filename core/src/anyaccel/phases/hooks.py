@@ -64,7 +64,7 @@ class HookCaller:
         return min(self._intervals, default=None)
 
     def steps_until_listener(self, step: int) -> int:
-        """How many steps, from step number `step` of an epoch on, end with one that somebody listens to."""
+        """Return the number of steps from step number `step` of an epoch to the next one with a listener."""
         return min((interval - step % interval for interval in self._intervals), default=UNLIMITED)
 
     def step_end(self, step: int, **arguments: Any) -> None:

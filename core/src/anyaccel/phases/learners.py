@@ -23,7 +23,7 @@ ToHost = Callable[[str, Any], np.ndarray]
 
 
 class Learners(LoopExtension):
-    """The nodes that learn in one phase; this base class has none."""
+    """The nodes that learn in one phase; the base class is empty."""
 
     labels: tuple[str, ...] = ()
 

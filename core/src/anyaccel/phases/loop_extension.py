@@ -88,7 +88,7 @@ class LoopExtension:
         """A call of equal steps comes next, and may be changed."""
 
     def most_steps(self, call: Call) -> int:
-        """How many steps the next call may take at most."""
+        """Return the maximum number of steps of the next call."""
         return UNLIMITED
 
     def around_call(self, call: Call) -> AbstractContextManager[object]:
@@ -170,7 +170,7 @@ _POLL_SECONDS = 0.0005
 
 
 class StepPacing:
-    """How many steps one call should take: few at first, then as many as fit into the aimed time."""
+    """The number of steps of a call: few at first, then as many as fit into the target time."""
 
     def __init__(self) -> None:
         self._n_steps = 1
@@ -258,10 +258,10 @@ class SampleCount:
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """The number of steps."""
         return sum(n_steps for _, n_steps, _ in self._calls)
 
     @property
     def samples(self) -> int:
-        """Of all steps."""
+        """The number of samples of all steps."""
         return sum(n_steps * size for _, n_steps, size in self._calls)

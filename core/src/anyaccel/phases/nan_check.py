@@ -56,7 +56,7 @@ def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
 
 
 def warn_of_float16(phase: PhaseSettings, segments: Sequence[Segment], backends: Sequence[ComputingBackend]) -> None:
-    """Warn of trained parameters in float16, whose gradients and updates are 0 or not finite without a word."""
+    """Warn of trained parameters in float16, whose gradients and updates silently become 0 or not finite."""
     if not phase.trains or phase.on_nan == "ignore":
         return
     for segment, backend in zip(segments, backends, strict=True):

@@ -87,9 +87,7 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def step(self, stages: Sequence[PipelineStage], log_event: LogEvent) -> CrossSegmentStep:
-        """Return the object that runs steps one by one; `log_event` receives transfers that cannot continue as
-        chosen.
-        """
+        """Return the object that runs steps one at a time; `log_event` receives events of transfers that fail."""
 
     # -- what is exchanged -----------------------------------------------------------------------------------------
 

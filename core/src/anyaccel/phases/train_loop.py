@@ -169,7 +169,7 @@ class TrainLoop:
             self._make(uneven, losses)
 
     def _uniform_steps(self, runner: ChunkRunner, steps: StepRange, losses: LossAccumulator) -> None:
-        """As many steps in one call as the pacing and all extensions allow."""
+        """Return the number of steps of a call that the pacing and all extensions allow."""
         start, size, n_steps = steps.start, steps.batch_size, steps.n_steps
         microbatch = min(filter(None, (self._rows.microbatch_size, steps.microbatch_size)), default=None)
         self._in_progress.rows_at_once = min(microbatch or size, size)

@@ -1,4 +1,4 @@
-"""NumpySubject: the Subject with which the conformance kit tests the NumPy backend."""
+"""NumpySubject: the Subject that the conformance kit uses to test the NumPy backend."""
 
 from __future__ import annotations
 

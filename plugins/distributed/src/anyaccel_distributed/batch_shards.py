@@ -95,7 +95,7 @@ class BatchCutter:
         self._orders: dict[tuple[int, int], Any] = {}  # numbers of the rows of fixed shards
 
     def cut(self, inputs: Sequence[Any]) -> BatchCut:
-        """How these rows are cut.
+        """Return the shards of these rows.
 
         Raises:
             PhaseError: there are fewer rows than replicas, or several numbers of rows that cannot be cut alike.

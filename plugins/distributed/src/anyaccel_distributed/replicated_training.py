@@ -393,7 +393,6 @@ class ReplicatedTraining(ProcessGroup):
             raise PhaseError(
                 f"phase {self._label!r}: the samplers of the replicas drew different rows: replica "
                 f"{', '.join(others)} differs from replica 0",
-                available="each replica draws the same order and takes part of it",
                 hint="use only the seed and the number of the epoch in the sampler",
             )
         return next((reason for reason, _ in every if reason), "")

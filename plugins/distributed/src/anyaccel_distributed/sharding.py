@@ -44,7 +44,7 @@ class ShardParameters(Replicate):
     ) -> Program:
         """Build a program whose trained parameters are sharded over the replicas of a group.
 
-        The models keep their class, and have no values until `sync_models` or `close`. Gradients are those of all
+        The models keep their class, and have no values until `sync_models` or `close`. Gradients are computed over all
         replicas: before each step `ReplicaGroup.begin_step` announces which part of it is computed here.
         `average_gradients` leaves them unchanged, and sums those of whole parameters.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
 from anyaccel.device import Device
+from anyaccel.errors import CapabilityError
 from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, LossTargets, Optimizer
@@ -25,6 +27,7 @@ from anyaccel_jax.runtime_config import setting
 if TYPE_CHECKING:
     from anyaccel_jax.mesh_program import DeviceMesh, MeshOps
     from anyaccel_jax.models.base import Model
+    from anyaccel_jax.ops import JaxOps
 
 # Parameters of at least so many bytes are donated to each step, so that memory need not hold them (and the optimizer's
 # slots) twice; if a step fails then, its state is gone.
@@ -96,11 +99,16 @@ class JaxCompute(JaxPlacement, KeywordCompute):
     def build(self, segment: Segment) -> Program:
         """Return the adapter's program, compiled as a whole where the segment is on one device."""
         from anyaccel_jax.losses import keras_library
-        from anyaccel_jax.ops import DonatingOps, JaxOps
         from anyaccel_jax.program import JaxProgram
 
         warn_of_activations(keras_library(), segment)
-        return JaxProgram(segment, (DonatingOps if self._is_large(segment) else JaxOps)(self._move_array))
+        return JaxProgram(segment, self.ops_for(segment))
+
+    def ops_for(self, segment: Segment) -> JaxOps:
+        """Return the operations of a program: they donate the state of large models."""
+        from anyaccel_jax.ops import DonatingOps, JaxOps
+
+        return (DonatingOps if self._is_large(segment) else JaxOps)(self._move_array)
 
     def build_mesh(
         self, segment: Segment, devices: Sequence[Device], *, divided: bool, whole: Collection[str] = ()
@@ -236,11 +244,35 @@ class JaxPrecision(ComputesPrecision):
 
 
 class JaxMemoryFigures(MemoryFigures):
-    """Report buffers. The memory of a step is not covered, because XLA decides it for each device."""
+    """Report buffers, and the memory of a step by the analysis of XLA's compiler."""
 
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
         """Return the specs of the buffers of a built model; otherwise raise a StateError."""
         return _specs(_built(model).buffers)
+
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> dict[Device, int]:
+        """Compile a step, and take what it needs from XLA; nothing is computed.
+
+        Raises:
+            CapabilityError: nothing is compiled as a whole, or the device is not on this machine.
+        """
+        devices = {operation.device for operation in segment.operations}
+        if len(devices) > 1:
+            raise CapabilityError("a step on several devices is not compiled as a whole")
+        if segment.compile == "off":
+            raise CapabilityError("a step that is not compiled has no analysis of a compiler")
+        (device,) = devices
+        if device not in self.backend.devices():
+            raise CapabilityError(f"XLA compiles a step for {device} only on a machine that has it")
+        from anyaccel_jax.step_memory import PlannedProgram
+
+        program = PlannedProgram(replace(segment, states={}), self.backend.ops_for(segment))
+        jax_device = self.backend.jax_device(device)
+        if not segment.groups:
+            return {device: program.forward_memory(jax_device, batch_size)}
+        return {device: program.training_memory(jax_device, batch_size, n_microbatches, n_steps)}
 
 
 def _model(model: Any) -> Model:

@@ -22,7 +22,7 @@ class JaxReplicas(DeviceReplicas):
     divides_nodes: ClassVar[bool] = True
 
     def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
-        """In one call, which is compiled once for each number of lists and their shapes."""
+        """Add lists in one call, which is compiled once for each number of lists and their shapes."""
         sums: Gradients = _weighted_sums(
             [list(tensor_list) for tensor_list in tensors], [np.float64(weight) for weight in weights]
         )

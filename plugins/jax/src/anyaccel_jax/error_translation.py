@@ -44,6 +44,12 @@ def with_translated_errors(function: Callable[..., Any], subject: str) -> Callab
     return run
 
 
+def lowered(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function of `with_translated_errors`, compiled by `jax.jit`, is compiled from."""
+    jitted: Any = function.__wrapped__  # type: ignore[attr-defined]
+    return jitted.lower(*arguments)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without what Keras puts above; JAX appends whole paragraphs to
     some.

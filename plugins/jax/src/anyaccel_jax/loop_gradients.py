@@ -102,8 +102,8 @@ class LossGradients:
         n_rows = next((leaf.shape[0] for leaf in leaves if np.ndim(leaf)), None)
         if n_rows is None:
             raise DataError(
-                "value_and_grad() cannot split a batch into micro-batches: no argument has rows",
-                available="arrays [rows, ...] after the model",
+                "value_and_grad() cannot split a batch into micro-batches: no argument has rows, "
+                "as an array [rows, ...] after the model has",
                 hint="leave accumulate out",
             )
         by_rows = [np.ndim(leaf) > 0 and leaf.shape[0] == n_rows for leaf in leaves]

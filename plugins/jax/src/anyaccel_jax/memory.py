@@ -12,7 +12,7 @@ class JaxMemory(Memory):
     """Memory of an accelerator as this process's allocator reports it; for the CPU only its size is known."""
 
     def memory(self, device: Device) -> MemoryInfo:
-        """Return the memory; free is what JAX's allocator can still provide, less than what is free on the device."""
+        """Return the memory; free is what JAX's allocator can still provide, which is less than the device has free."""
         stats = self.backend.jax_device(device).memory_stats() or {}
         if not stats:
             total, free = host_memory()

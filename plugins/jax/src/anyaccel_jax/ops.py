@@ -248,7 +248,7 @@ class JaxOps(TracedOps):
         return np.float64(value) if isinstance(value, float) else np.int32(value)
 
     def move(self, array: Any, device: Device) -> Any:
-        """As the backend's `move`; while tracing, an operation that moves, and moves back in the backward pass."""
+        """Move with the backend's `move`; while tracing, add an operation that also moves gradients back."""
         return self._move_array(array, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:

@@ -331,7 +331,6 @@ def own_gpu(rank: int, size: int) -> dict[str, Any]:
         raise FrameworkError(
             f"replica {rank} of {size} is number {own} on its machine, counted from 0, but JAX "
             f"has {count} GPU{'s' if count > 1 else ''} there",
-            available="one GPU for each process",
             hint="start as many processes as there are GPUs, or set JAX_PLATFORMS=cpu",
         )
     return {"local_device_ids": [own]}

@@ -42,7 +42,7 @@ def is_installed() -> bool:
 
 
 def expected_count(kind: str) -> int:
-    """How many devices of a kind JAX will have once it has started; imports nothing."""
+    """Return the number of devices of a kind that JAX will have after its start; import nothing."""
     enabled = {word.strip() for word in (setting("jax_platforms") or "").split(",") if word.strip()}
     if enabled and not enabled & set(_PLATFORMS.get(kind, (kind,))):
         return 0

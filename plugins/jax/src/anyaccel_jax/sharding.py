@@ -55,7 +55,7 @@ class JaxSharding(ShardParameters):
 
 
 def undividable_reason(segment: Segment, whole: Collection[str]) -> str:
-    """Return what keeps parameters from being sharded: layers of Keras, whose variables are on one device."""
+    """Return why parameters cannot be sharded: layers of Keras have their variables on one device."""
     from anyaccel_jax.array_trees import is_keras
 
     divided = (op for op in segment.operations if op.label not in whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,10 @@ import numpy as np
 
 from anyaccel.adapter import StepFunction, StepLoop
 from anyaccel.adapter.loss_scaling import steps_behind
+from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.adapter.traced_program import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
+from anyaccel.errors import CapabilityError
+from anyaccel_jax.error_translation import lowered
 
 Compile = Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]]
 """Compiles a function that may destroy some of its arguments, given by their numbers."""
@@ -60,7 +63,58 @@ def compile_loop(
     loop = compile_(training_steps, (0,) if donates else ())
     step = compile_(training_step, (0, 5) if donates else (5,))
     run_steps = _LoopOrSteps(loop, step, lambda: any(has_convolutions), put, times_ways=times_ways and not donates)
-    return multi_step_runner(run_steps, jnp.concatenate, lambda rest: partial(_put, put, rest["orders"][0].sharding))
+    run = multi_step_runner(run_steps, jnp.concatenate, lambda rest: partial(_put, put, rest["orders"][0].sharding))
+    return CompiledSteps(run, run_steps)
+
+
+class CompiledSteps:
+    """A step loop, and the memory that its compiled functions take.
+
+    Args:
+        run: The loop.
+        run_steps: Its compiled functions.
+    """
+
+    def __init__(self, run: StepLoop, run_steps: _LoopOrSteps) -> None:
+        self._run, self._run_steps = run, run_steps
+
+    def __call__(self, state: Any, rest: Any, cursor: StepCursor, count: int) -> tuple[Any, Any]:
+        return self._run(state, rest, cursor, count)
+
+    def memory(self, state: Any, rest: Any, cursor: StepCursor) -> int:
+        """Return the bytes that a call takes besides `state`, columns and orders, by the compiler's analysis.
+
+        Nothing is computed. Later calls with arrays of these shapes on these devices use what is compiled here.
+
+        Args:
+            state: The state as `jax.ShapeDtypeStruct`s with shardings.
+            rest: The same of the rest.
+            cursor: Position of the steps.
+        """
+        put = partial(_put, abstract, rest["orders"][0].sharding)
+        rest = {**rest, "key": abstract(rest["key"], rest["orders"][0].sharding)}
+        numbers, table, count = cursor.device_scalars.prepare(cursor, 1, put)
+        small: int = sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves((table, numbers)))
+        return small + self._run_steps.memory(state, rest, table, numbers, count)
+
+
+def abstract(array: Any, sharding: Any) -> Any:
+    """Return an array's shape and dtype, over a sharding, for functions to be compiled for."""
+    make: Any = jax.ShapeDtypeStruct
+    return make(array.shape, array.dtype, sharding=sharding, weak_type=getattr(array, "weak_type", False))
+
+
+def compiled_memory(lowered: Any) -> int:
+    """Return the bytes that the outputs and temporary arrays of a lowered function take, by the compiler's analysis.
+
+    Raises:
+        CapabilityError: the compiler has no analysis.
+    """
+    analysis = lowered.compile().memory_analysis()
+    if analysis is None:
+        raise CapabilityError("the compiler of XLA for this device does not report the memory of a program")
+    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return int(analysis.temp_size_in_bytes + max(outputs, 0))
 
 
 def named_after(computation: Callable[..., Any], function: Callable[..., Any], what: str) -> None:
@@ -113,10 +167,20 @@ class _LoopOrSteps:
         assert self._chosen is not None
         return self._chosen(state, rest, table, numbers, count, size)
 
+    def memory(self, state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> int:
+        """Return the bytes that either way takes, whichever is more, as the first call runs both."""
+        loop = lowered(self._loop, state, rest, table, numbers, count)
+        nbytes = compiled_memory(loop)
+        if _is_cpu(numbers.sharding.device_set) and self._has_convolutions():
+            results = abstract(loop.out_info[1], numbers.sharding)
+            step = lowered(self._step, state, rest, table, numbers, numbers, results)
+            nbytes = max(nbytes, compiled_memory(step) + math.prod(results.shape) * results.dtype.itemsize)
+        return nbytes
+
     def _choose(self, state: Any, rest: Any, table: Any, numbers: Any) -> Any:
         """Return the state, in other memory if the loop does not store it."""
         chosen: RunSteps = self._run_loop
-        if next(iter(numbers.devices())).platform == "cpu":
+        if _is_cpu(numbers.devices()):
             state, results, _ = self._loop(state, rest, table, numbers, self._put(np.int32(0), numbers.sharding))
             one_by_one = partial(self._run_one_by_one, (results.shape, results.dtype))
             arguments = (state, rest, table, numbers)
@@ -145,6 +209,10 @@ class _LoopOrSteps:
         for _ in range(size):
             state, results, numbers = self._step(state, rest, table, numbers, first, results)
         return state, results, numbers
+
+
+def _is_cpu(devices: Iterable[Any]) -> bool:
+    return bool(next(iter(devices)).platform == "cpu")
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -51,10 +51,14 @@ def put_alike(array: Any, sharding: Any) -> Any:
 
 
 def put_like(array: Any, like: Any) -> Any:
-    """Return the array where another is, with its sharding if it has its shape, otherwise on all of its devices."""
+    """Return the array where another is, with its sharding if it has its shape, otherwise on all of its devices; as it
+    is while tracing.
+    """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
+    if isinstance(like, jax.core.Tracer):
+        return array
     sharding = like.sharding
     if isinstance(sharding, NamedSharding) and np.shape(array) != like.shape:
         everywhere: Any = PartitionSpec

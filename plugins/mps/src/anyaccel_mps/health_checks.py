@@ -9,9 +9,7 @@ from anyaccel_devtools.doctor import Check, HealthChecks
 
 
 class MpsHealthChecks(HealthChecks):
-    """Checks of a Mac. Torch's plugin adds those of torch. There are none for a device: the system compiles its
-    kernels.
-    """
+    """Checks of a Mac. Torch's plugin adds those of torch. A device has no checks: the system compiles its kernels."""
 
     def health_checks(self, machine: Machine) -> Iterator[Check]:
         """Check a Mac with an Apple GPU: missing features, and settings that silently change results or speed."""

@@ -18,18 +18,22 @@ from torch import nn
 
 from anyaccel.errors import CapabilityError, ConfigError, MoveError, OutOfMemoryError, StateError
 from anyaccel_offload.torch import (
+    ModelHook,
+    add_hook_to_module,
     check_device_map,
     cpu_offload,
     cpu_offload_with_hook,
     disk_offload,
     dispatch_model,
     get_state_dict_offloaded_model,
+    hook_of,
     infer_auto_device_map,
     init_empty_weights,
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
     offload_of,
     remove_offload,
+    set_module_tensor_to_device,
 )
 
 from .tiny_transformers import MODELS, built
@@ -106,7 +110,7 @@ def test_a_class_that_cannot_save_weights_in_files_says_so(tmp_path: Path) -> No
 def test_weights_that_the_host_cannot_hold_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = disk_offload(nn.Linear(8, 8), tmp_path / "new", "cpu")
     monkeypatch.setattr("anyaccel_offload.torch.offload.host_memory", lambda: (2**30, 100))
-    with pytest.raises(OutOfMemoryError, match=r"rest in files need 288 B, and the host has 100 B.*one at a time"):
+    with pytest.raises(OutOfMemoryError, match=r"weights in files need 288 B, and the host has 100 B.*one at a time"):
         get_state_dict_offloaded_model(model)
     assert [value.clone().shape for value in model.state_dict().values()] == [(8, 8), (8,)]  # as the hint says
 
@@ -252,19 +256,128 @@ def an_unknown_name(folder: Path) -> None:
         check_device_map(net(), {"": "cpu", "x": 0})
 
 
+class Counts(ModelHook):
+    def __init__(self) -> None:
+        self.calls = self.errors = 0
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return args, kwargs
+
+    def on_error(self, module: nn.Module) -> None:
+        self.errors += 1
+
+
+def hooks_of_torch(folder: Path) -> None:
+    layer, hook = nn.Linear(4, 2), Counts()
+    add_hook_to_module(layer, hook)
+    assert hook_of(layer) is hook and "forward" not in vars(layer) and not hasattr(layer, "_hf_hook")
+    layer.forward = lambda x: x.reshape(-1, 4)  # type: ignore[method-assign]
+    layer(X)
+    with pytest.raises(RuntimeError):
+        layer(torch.ones(3))
+    assert (hook.calls, hook.errors) == (2, 1)
+
+
+def moved(folder: Path) -> None:
+    model = cpu_offload(net(), "cpu")
+    with pytest.raises(MoveError, match=r"offloaded, and can be neither moved nor converted.*remove_offload"):
+        model.to("meta")
+    with pytest.raises(MoveError, match="neither moved nor converted"):
+        dispatch_model(net(), {"": "cpu"}, force_hooks=True).to("meta")
+    kept = dispatch_model(net(), {"": "cpu"}, force_hooks=True).double()
+    assert kept[0].weight.dtype == torch.float64  # type: ignore[union-attr]
+
+
+def copied(folder: Path) -> None:
+    model = cpu_offload(net(), "cpu")
+    for copying in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(CapabilityError, match=r"neither pickled nor copied.*remove_offload\(model\)"):
+            copying(model)
+
+
+def saved(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    plain: Any = built("llama")
+    disk_offload(model := built("llama"), folder / "new", "cpu")
+    for name, saving in (("plain", plain), ("offloaded", model)):
+        saving.save_pretrained(folder / name)
+    files = sorted(path.name for path in (folder / "plain").iterdir())
+    assert files == sorted(path.name for path in (folder / "offloaded").iterdir())
+    assert all((folder / "plain" / name).read_bytes() == (folder / "offloaded" / name).read_bytes() for name in files)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("anyaccel_offload.torch.offload.host_memory", lambda: (2**30, 100))
+        with pytest.raises(OutOfMemoryError, match="weights in files need"):
+            model.save_pretrained(folder / "too large")  # type: ignore[operator]
+
+
+def on_simulated_devices(*names: str) -> Callable[[Path], None]:
+    """What needs devices is tested on simulated ones, in a process of its own."""
+
+    def named(folder: Path) -> None:
+        text = (Path(__file__).parent / "test_offload_on_devices.py").read_text("utf-8")
+        assert all(f"\ndef test_{name}(" in text for name in names)
+
+    return named
+
+
+def names_of_devices(folder: Path) -> None:
+    planned = infer_auto_device_map(net(), {0: "1MB", "cpu": 0})
+    assert set(planned.values()) == {"cuda:0"}
+
+
+def words_of_messages(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"which has shape .*\[8, 4\].*Hint: pass a value with the shape"):
+        set_module_tensor_to_device(net(), "0.weight", "cpu", torch.ones(2, 2))
+
+
 DIFFERENCES: dict[str, Callable[[Path], None]] = {
     "offloaded weights are `meta` tensors between calls": between_calls,
+    "modules have `_hf_hook` and another `forward`": hooks_of_torch,
+    "`model.to()` warns, or moves a part": moved,
+    "`copy.deepcopy` and pickles include the hooks": copied,
+    "`save_pretrained` reads `weights_map`": saved,
     "buffers that a forward writes to are lost": writes_to_a_file,
     "`load_checkpoint_in_model` has `strict=False`": names_that_do_not_match,
     "an index without `weight_map`": an_index_of_names_alone,
-    "`load_checkpoint_in_model(offload_folder=)`": written_again,
+    '`load_checkpoint_in_model(offload_folder=)` writes `"disk"` weights again': written_again,
     "maps count bytes": bytes_alone,
-    "a device that holds no block is left out": an_idle_device,
+    "a device that holds no block is left out, and the model computes on the CPU": an_idle_device,
     "`check_device_map` warns of unknown names": an_unknown_name,
+    "`cpu_offload` and `AlignDevicesHook(offload=True)` copy each tensor when it is used": on_simulated_devices(
+        "at_most_two_slots_are_used_beside_the_activations",
+        "inference_takes_the_larger_of_copy_and_compute_and_the_first_copy",
+        "a_tied_weight_stays_on_its_device_and_is_moved_once",
+    ),
+    "maps name devices by numbers": names_of_devices,
+    "messages of errors": words_of_messages,
+    "each block moves its inputs": on_simulated_devices("inputs_move_once_and_not_for_each_layer"),
 }
 
 
+def rows() -> list[list[str]]:
+    table = PAGE.read_text("utf-8").partition("### What differs, and why")[2].partition("\n\nOutputs return")[0]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines() if "|" in line][2:]
+
+
+def test_each_difference_on_the_page_has_a_reason_and_a_test() -> None:
+    assert [row[0] for row in rows() if len(row) != 3 or not row[2]] == []
+    assert sorted(row[0] for row in rows()) == sorted(DIFFERENCES)
+
+
 @pytest.mark.parametrize("row", DIFFERENCES)
-def test_a_difference_is_on_the_page_and_is_so(row: str, tmp_path: Path) -> None:
-    assert f"| {row}" in PAGE.read_text("utf-8")
+def test_a_difference_is_so(row: str, tmp_path: Path) -> None:
     DIFFERENCES[row](tmp_path)
+
+
+def test_a_checkpoint_whose_names_transformers_converts_is_loaded_by_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    plain: Any = built("mixtral")
+    expected = output(plain)
+    plain.save_pretrained(tmp_path)
+    with init_empty_weights():
+        model = type(plain)(plain.config).eval()
+    with pytest.raises(StateError, match="does not fit MixtralForCausalLM"):
+        load_checkpoint_and_dispatch(model, tmp_path, {"": "cpu"})
+    loaded = dispatch_model(type(plain).from_pretrained(tmp_path).eval(), {"": "cpu"}, force_hooks=True)
+    assert torch.equal(output(loaded), expected)

@@ -75,7 +75,7 @@ class Allocation:
         raise DeviceUnavailableError(problem, available=f"{there}{where}", hint=hint)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         rows = [
             {
                 "wish": c.wish,

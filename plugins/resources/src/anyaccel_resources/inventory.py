@@ -51,7 +51,7 @@ class InventoryDevice:
 
     @property
     def product(self) -> Product | None:
-        """The product in the table; None if it is not there."""
+        """The product in the table; None if the table does not have it."""
         return product_of(self.name)[0]
 
     @property

@@ -152,7 +152,6 @@ class Estimator(Module, ModelKind):
                 raise GraphError(
                     f"node {node.label!r}: an estimator needs rows of one length, but the rows of "
                     f"{name!r} of {feature_set.label!r} differ in length",
-                    available="columns of one shape per sample",
                     hint=f"pad all to one length: pad={{{name!r}: Pad(0, length={longest})}}",
                 )
 

@@ -33,42 +33,42 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_alone
 def any(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-    """As NumPy's."""
+    """Return whether any element is true, as in NumPy."""
     return tf.reduce_any(x, axis, keepdims)
 
 
 @_alone
 def all(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-    """As NumPy's."""
+    """Return whether all elements are true, as in NumPy."""
     return tf.reduce_all(x, axis, keepdims)
 
 
 @_alone
 def max(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-    """As NumPy's."""
+    """Return the largest elements, as in NumPy."""
     return tf.reduce_max(x, axis, keepdims)
 
 
 @_alone
 def sum(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-    """As NumPy's."""
+    """Add up elements, as in NumPy."""
     return tf.reduce_sum(x, axis, keepdims)
 
 
 @_alone
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
-    """As NumPy's."""
+    """Concatenate arrays, as in NumPy."""
     return tf.concat(list(arrays), axis)
 
 
 @_alone
 def stack(arrays: Sequence[Any], axis: int = 0) -> Any:
-    """As NumPy's."""
+    """Stack arrays, as in NumPy."""
     return tf.stack(list(arrays), axis)
 
 
 def zeros_like(x: Any) -> Any:
-    """As NumPy's."""
+    """Return zeros of the shape and dtype of an array, as in NumPy."""
     if not tf.executing_eagerly():
         return tf.zeros_like(x)
     with tf.device(x.device):
@@ -76,27 +76,27 @@ def zeros_like(x: Any) -> Any:
 
 
 def zeros(shape: Sequence[int]) -> Any:
-    """As NumPy's, in float32."""
+    """Return float32 zeros, as in NumPy."""
     return tf.zeros(shape)
 
 
 def full_like(x: Any, value: float) -> Any:
-    """As NumPy's."""
+    """Return a constant array of the shape and dtype of an array, as in NumPy."""
     return zeros_like(x) + tf.cast(value, x.dtype)
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """As NumPy's."""
+    """Return the larger elements of two arrays, as in NumPy."""
     return tf.maximum(*_same_dtype(a, b))
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """As NumPy's."""
+    """Return the smaller elements of two arrays, as in NumPy."""
     return tf.minimum(*_same_dtype(a, b))
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """As NumPy's."""
+    """Choose elements from two arrays by a condition, as in NumPy."""
     return tf.where(condition, *_same_dtype(a, b))
 
 

@@ -776,8 +776,7 @@ class _Site:
         """
         if self.keys != tuple(keys):
             raise ConfigError(
-                "loop.gradient() is called for other variables than in the previous batch",
-                available="the same calls of loop.gradient(), in the same order, for each batch",
+                "loop.gradient() is called for other variables, or in another order, than in the previous batch",
                 hint="compute gradients in one function for each kind of step",
             )
         if is_counted != self._is_counted:

@@ -1,10 +1,10 @@
-"""Gradient buckets: the size of gradient messages, and the dtype of their sums over all replicas."""
+"""Gradient buckets: the size of gradient messages, the dtype of their sums, and the messages of own loops."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -73,3 +73,86 @@ def dense_gradient(parameter: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(parameter)
     return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def alike(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return parameters by device and dtype, in their order."""
+    return [[parameters[i] for i in positions] for positions in positions_alike(parameters)]
+
+
+def positions_alike(tensors: Iterable[Tensor]) -> list[list[int]]:
+    """Return the positions of tensors by device and dtype."""
+    positions: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        positions.setdefault((tensor.device, tensor.dtype), []).append(i)
+    return list(positions.values())
+
+
+def buckets(parameters: Iterable[Tensor], max_bytes: float) -> Iterator[list[Tensor]]:
+    """Yield parameters in their order, in lists whose gradients take at most `max_bytes`, unless a single one is
+    larger.
+    """
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if bucket and size + exchanged_bytes(parameter) > max_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += exchanged_bytes(parameter)
+    yield bucket
+
+
+class GradientMeans:
+    """A message that is kept, for the means of some parameters' gradients over all processes.
+
+    Gradients stay in their own memory, as with DistributedDataParallel: whoever holds one of an earlier update keeps
+    its numbers.
+
+    Args:
+        parameters: Parameters of one device and dtype.
+        size: Number of processes.
+
+    Attributes:
+        message: What is added up over all processes: which gradients exist, and a part of each.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], size: int) -> None:
+        first, n = parameters[0], len(parameters)
+        sizes = [parameter.numel() for parameter in parameters]
+        self._parameters, self._factor = parameters, 1.0 / size
+        self.message = torch.zeros(n + sum(sizes), dtype=exchange_dtype(first), device=first.device)
+        self._present = self.message[:n]
+        pieces = torch.split(self.message[n:], sizes)
+        self._parts = [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
+        self._are_all_here = True
+
+    def write(self) -> None:
+        """Write the gradients of this process into the message."""
+        self._present.fill_(1.0)
+        self._are_all_here = True
+        for i, (parameter, part) in enumerate(zip(self._parameters, self._parts, strict=True)):
+            gradient = parameter.grad
+            if gradient is None:
+                part.zero_()
+                self._present[i] = 0.0
+                self._are_all_here = False
+            elif gradient.is_sparse or gradient.dtype != part.dtype:
+                part.copy_(gradient.to_dense()).mul_(self._factor)
+            else:
+                torch.mul(gradient, self._factor, out=part)
+
+    def read(self) -> None:
+        """Replace the gradients by the parts of the message, which are the means now; one that none has stays None."""
+        # a parameter that this process has a gradient of has one in some process: there is nothing to wait for
+        counts = None if self._are_all_here else self._present.tolist()
+        dense, means = [], []
+        for i, (parameter, part) in enumerate(zip(self._parameters, self._parts, strict=True)):
+            gradient = parameter.grad
+            if gradient is not None and not gradient.is_sparse:
+                dense.append(gradient)
+                means.append(part)
+            elif counts is None or counts[i]:
+                parameter.grad = torch.empty_like(parameter).copy_(part)
+        if dense:
+            torch._foreach_copy_(dense, means)

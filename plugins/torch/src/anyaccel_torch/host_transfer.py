@@ -58,7 +58,7 @@ def readable(array: np.ndarray) -> torch.Tensor:
 
 
 class _Words:
-    """The memory of an array, as if it were writable: torch warns of read-only arrays, whatever is done with them."""
+    """The memory of an array, as if it were writable: torch warns of read-only arrays even if they are only read."""
 
     def __init__(self, array: np.ndarray) -> None:
         interface = array.__array_interface__

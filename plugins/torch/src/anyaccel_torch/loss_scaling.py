@@ -29,7 +29,7 @@ class LossScaling:
         return weights
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Divide the gradients by the scale; whether the step is made, as all are finite."""
+        """Divide the gradients by the scale; return whether all are finite, so that the step is made."""
         return True
 
     def count(self, *, finite: bool) -> None:

@@ -39,7 +39,7 @@ def check_module(model: Any) -> None:
     """Check that an object of torch is a module that a node can have.
 
     Raises:
-        GraphError: it is not; the hint tells what to pass instead.
+        GraphError: It is not; the hint has the replacement.
     """
     kind = type(model).__name__
     if not isinstance(model, nn.Module):

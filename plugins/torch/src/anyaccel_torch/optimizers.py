@@ -251,7 +251,7 @@ class GroupOptimizer:
         return [{**group, "params": parameters} for parameters in by_steps.values()]
 
     def steps(self, parameter: nn.Parameter) -> int:
-        """How many steps a parameter's node has done over its whole life."""
+        """The number of steps of a parameter's node over its whole life."""
         return self._steps_before[node := self._node[parameter]] + self._steps[node]
 
     def _count(self) -> None:

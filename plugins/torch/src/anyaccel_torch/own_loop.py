@@ -79,8 +79,22 @@ class TorchLoop(Loop):
         self.scaler = torch.amp.GradScaler(device_type) if scales else None
         self._updates = _Updates(self._processes, self.accumulation_steps, self.scaler, self._count_step)
 
+    def _check_exchanges_apart(self) -> None:
+        if self.sharding == "full":
+            raise ConfigError(
+                "find_batch_size() with sharding='full' in several processes: the parts of parameters are exchanged "
+                "within a pass, so that the others would wait for a process that ran out of memory",
+                hint="start with a size that fits, and use Loop(accumulate=2) for batches of half the size",
+            )
+        if any(model.ddp is not None for model in self._models):
+            raise ConfigError(
+                "find_batch_size() in several processes, but a model was prepared before it",
+                hint="create and prepare the model within the function of the batch size",
+            )
+
     def _meet(self, what: str) -> None:
         if self.num_processes > 1:
+            self._processes.check_memory()
             self._processes.group.meet(what)
 
     def _count_step(self) -> None:
@@ -156,7 +170,9 @@ class TorchLoop(Loop):
             self._processes,
             self.options,
             is_divided=self.sharding == "full" and self.num_processes > 1,
-            overlaps=not self._norms,  # other collectives within the pass would mix with those of gradients
+            # other collectives within the pass would mix with those of gradients; and nobody may wait within a pass for
+            # a process that is out of memory
+            overlaps=not (self._norms or self._processes.is_trying),
         )
         self._models.append(model)
         self._undo.append(lambda: self._models.remove(model))
@@ -194,12 +210,16 @@ class TorchLoop(Loop):
                     layer,
                     self.process_index,
                     self.num_processes,
-                    self._processes.group.sum_in_place,
+                    self._sum_in_place,
                     by_rows=False,
                     counts=self._has_rows,
                 )
                 self._norms.append(norm)
                 self._undo += [partial(self._norms.remove, norm), norm.restore]
+
+    def _sum_in_place(self, tensor: Tensor) -> None:
+        self._processes.check_memory()
+        self._processes.group.sum_in_place(tensor)
 
     def _has_rows(self) -> bool:
         share = self._iterations.share
@@ -342,7 +362,10 @@ class TorchLoop(Loop):
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         has_rows = share is None or share.rows != 0
-        roots = [loss * factor] if has_rows else [loss * 0.0] if self._always_runs else []
+        if not has_rows:
+            roots = [loss * 0.0] if self._always_runs else []
+        else:
+            roots = [loss if factor == 1.0 else loss * factor]
         left_out = [model for model in self._models if model.parameters and model not in chosen]
         inputs: list[Tensor] | None = None
         if left_out and not any(model.is_divided for model in self._models):  # leaves are created for them in each pass
@@ -419,9 +442,9 @@ class TorchLoop(Loop):
             if _LOST.search(str(error)) is None:
                 raise
             self._processes.group.attempt("average the gradients", partial(_raise, error))
-        for model in models:
-            if model.ddp is None and not model.is_divided:
-                self._processes.group.average(model.parameters)
+        messages = [message for model in models for message in model.messages]
+        if messages:
+            self._processes.group.average(messages, self._processes.check_memory if self._processes.is_trying else None)
 
     def clip_grad_norm_(self, target: Any, max_norm: float, norm_type: float = 2.0) -> Tensor | None:
         """Clip gradients by global norm like `torch.nn.utils.clip_grad_norm_`; a no-op until an update is complete.
@@ -599,8 +622,10 @@ class _Updates:
             self.scaler.unscale_(own.optimizer)
         for model in own.models:
             factor = self.window.factor(model, self._processes)
+            if factor == 1.0:
+                continue
             gradients = [p.grad for p in model.parameters if p in own.parameters and p.grad is not None]
-            if factor != 1.0 and gradients:
+            if gradients:
                 torch._foreach_mul_(gradients, factor)
 
 
@@ -671,7 +696,8 @@ class _Model:
     Attributes:
         module: The prepared module.
         parameters: Its trained parameters.
-        ddp: Wrapper around them if the gradients take several messages; None if one message follows the pass.
+        ddp: Wrapper around them if the gradients take several messages; None if they follow the pass.
+        messages: The messages that follow the pass.
         is_divided: Whether the engine exchanges gradients itself, as it shards parameters.
     """
 
@@ -687,13 +713,16 @@ class _Model:
     ) -> None:
         self.module, self.parameters, self.is_divided = module, parameters, is_divided
         self.ddp: DistributedDataParallel | None = None
-        if processes.size == 1 or is_divided or not parameters or not overlaps:
+        self.messages: list[Any] = []
+        if processes.size == 1 or is_divided or not parameters:
             return
         is_large = sum(map(exchanged_bytes, parameters)) > processes.group.bucket_bytes
         one_device = len({parameter.device for parameter in parameters}) == 1
-        if is_large and one_device and not has_sparse_gradients([module]):
+        if overlaps and is_large and one_device and not has_sparse_gradients([module]):
             settings = {"bucket_cap_mb": processes.group.bucket_bytes / 2**20, "find_unused_parameters": True}
             self.ddp = DistributedDataParallel(Roots(parameters), init_sync=False, **{**settings, **options})
+        else:
+            self.messages = processes.group.gradient_means(parameters)
 
     def set_exchanging(self, exchanging: bool) -> None:
         """Set whether the next pass is the last of an update."""
@@ -813,10 +842,10 @@ class TensorLoader(LoopLoader):
         return super().__iter__()
 
     def _rows_of(self, batch: Any) -> int | None:
-        return len(batch[0]) if _is_plain(batch) else super()._rows_of(batch)
+        return batch[0].size(0) if _is_plain(batch) else super()._rows_of(batch)
 
     def _take_rows(self, batch: Any, rows: slice, n_rows: int) -> Any:
-        if _is_plain(batch) and all(len(part) == n_rows for part in batch):
+        if _is_plain(batch) and all(part.size(0) == n_rows for part in batch):
             return type(batch)([part[rows] for part in batch])
         return super()._take_rows(batch, rows, n_rows)
 

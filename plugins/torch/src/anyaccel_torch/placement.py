@@ -26,7 +26,7 @@ offloads: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def find_offload(obj: Any) -> Any:
-    """How a module is offloaded; None if it is not, or for another object."""
+    """Return the offload of a module; None if it is not offloaded, or for another object."""
     return offloads.get(obj) if offloads and hasattr(obj, "modules") else None
 
 

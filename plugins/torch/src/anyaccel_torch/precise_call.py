@@ -29,7 +29,7 @@ def casts_everything(model: Any, precision: NodePrecision) -> bool:
 
 
 class TorchPrecision(ComputesPrecision):
-    """By autocast, or with all tensors cast."""
+    """Precision by autocast, or with all tensors cast."""
 
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     matmul_precisions: ClassVar[tuple[Any, ...]] = ("highest", "high", "medium")

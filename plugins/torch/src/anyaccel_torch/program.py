@@ -295,7 +295,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         off.
 
         Raises:
-            CompileError: it fails, or does not pay off; the message says why.
+            CompileError: Compilation fails, or does not pay off; the message has the reason.
         """
         if self._compiler.needs_compiling(batch_size, n_microbatches):
             device = self._compiler.check()
@@ -308,7 +308,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
 
     @property
     def compiled_as(self) -> str:
-        """How the steps compiled last are run, in words; `""` without any."""
+        """A description of how the steps compiled last run; `""` if none were compiled."""
         return self._compiler.description
 
     # -- forward and pullback --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import reduce
 from secrets import token_hex
@@ -16,6 +16,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import WeakSet
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # first imported once there is a group, its defaults would keep that for ever: see `_leave`
@@ -29,7 +30,15 @@ from anyaccel.errors import ConfigError, FrameworkError
 from anyaccel_distributed import ReplicaGroup, replica_timeout
 from anyaccel_distributed.departure import Departure
 from anyaccel_distributed.group import ProgramInputs
-from anyaccel_torch.gradient_buckets import agreed_bucket_bytes, dense_gradient, exchange_dtype, exchanged_bytes
+from anyaccel_torch.gradient_buckets import (
+    GradientMeans,
+    agreed_bucket_bytes,
+    alike,
+    buckets,
+    dense_gradient,
+    exchange_dtype,
+    positions_alike,
+)
 from anyaccel_torch.losses import divisor
 from anyaccel_torch.program import OverlappedPass, StepWeight, TorchProgram
 
@@ -38,6 +47,9 @@ if TYPE_CHECKING:
 
 _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
+_SHORT, _IS_LONG = 127, 255
+"""The most bytes of a short value, and what stands for the length of another."""
+_MESSAGE_BYTES = 2.0**20
 _POLL_SECONDS = 0.05
 _MEET_SECONDS = 30.0
 _JOIN = "join the others"
@@ -138,11 +150,25 @@ class TorchReplicaGroup(ReplicaGroup):
             ):
                 backward.decide(sums=all(summable), bucket_bytes=self.bucket_bytes)
 
+    def gradient_means(self, parameters: Sequence[Tensor]) -> list[GradientMeans]:
+        """Return the messages of parameters for `average`, so small that one is written while another is sent."""
+        most = min(self.bucket_bytes, _MESSAGE_BYTES)
+        every = [bucket for same in alike(parameters) for bucket in buckets(same, most)]
+        return [GradientMeans(bucket, self.size) for bucket in every]
+
     @torch.no_grad()
-    def average(self, parameters: Sequence[Tensor]) -> None:
-        """Replace the gradients of parameters by their means over all replicas; one that none has stays None."""
-        for alike in _alike(parameters):
-            self._exchange_at_once(alike, 1.0, means=True)
+    def average(self, messages: Sequence[GradientMeans], are_ready: Callable[[], object] | None = None) -> None:
+        """Replace the gradients of messages by their means over all replicas; one that none has stays None.
+
+        Args:
+            messages: The messages.
+            are_ready: Called once all are written, before the first is sent; without it, each is sent at once.
+        """
+        if are_ready is not None:
+            for means in messages:
+                means.write()
+            are_ready()
+        self._try(_AVERAGE, lambda: _average(messages, are_written=are_ready is not None))
 
     def sum_in_place(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all replicas."""
@@ -186,8 +212,8 @@ class TorchReplicaGroup(ReplicaGroup):
     ) -> None:
         """Replace gradients of some programs by their weighted means over all replicas, or by their sums."""
         is_one_bucket = sum(program.gradient_bytes for program in programs) <= self.bucket_bytes
-        for alike in _alike(parameters):
-            for bucket in [alike] if is_one_bucket else _buckets(alike, self.bucket_bytes):
+        for same in alike(parameters):
+            for bucket in [same] if is_one_bucket else buckets(same, self.bucket_bytes):
                 self._exchange_at_once(bucket, weight, means=means)
 
     def _exchange_at_once(self, parameters: Sequence[Tensor], weight: float, *, means: bool) -> None:
@@ -212,8 +238,28 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def gather(self, value: Any) -> list[Any]:
         every: list[Any] = [None] * self.size
-        self._try("gather values", lambda: dist.all_gather_object(every, value, self._messages))
+        if self._messages is None:
+            self._try("gather values", lambda: dist.all_gather_object(every, value))
+        else:
+            self._try("gather values", lambda: self._gather_messages(every, value))
         return every
+
+    def _gather_messages(self, every: list[Any], value: Any) -> None:
+        """Gather short values with one message; `all_gather_object` needs two, and much more time."""
+        text = _short_text(value)
+        own = np.zeros(_SHORT + 1, np.uint8)
+        if text is None:
+            own[0] = _IS_LONG
+        else:
+            own[0] = len(text)
+            own[1 : len(text) + 1] = np.frombuffer(text, np.uint8)
+        rows = [torch.empty(_SHORT + 1, dtype=torch.uint8) for _ in every]
+        self._messages.allgather([rows], [torch.from_numpy(own)]).wait()  # type: ignore[union-attr]
+        texts = [bytes(row.numpy()) for row in rows]
+        if any(text[0] == _IS_LONG for text in texts):
+            dist.all_gather_object(every, value, self._messages)
+        else:
+            every[:] = [json.loads(text[1 : text[0] + 1]) for text in texts]
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Return sums, computed in host memory."""
@@ -250,7 +296,7 @@ class TorchReplicaGroup(ReplicaGroup):
         scalars = [_as_tensor(value) for value in shards[0][len(parameters) :]]
         like = [*parameters, *scalars]
         every: list[list[Any]] = [[None] * len(like) for _ in range(sum(counts))]
-        for positions in _positions(like):
+        for positions in positions_alike(like):
             rows = torch.stack([_row([shard[i] for i in positions], [like[i] for i in positions]) for shard in shards])
             for shard, row in zip(every, self._gathered_rows(rows, counts), strict=True):
                 present = row[: len(positions)].tolist()
@@ -359,32 +405,25 @@ def _leave() -> None:
     dist.destroy_process_group()
 
 
-def _alike(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return parameters by device and dtype, in their order."""
-    return [[parameters[i] for i in positions] for positions in _positions(parameters)]
+def _average(messages: Sequence[GradientMeans], *, are_written: bool) -> None:
+    group = cast("dist.ProcessGroup", dist.group.WORLD)
+    sent = []
+    for means in messages:
+        if not are_written:
+            means.write()
+        sent.append(group.allreduce([means.message]))
+    for means, work in zip(messages, sent, strict=True):
+        work.wait()
+        means.read()
 
 
-def _buckets(parameters: Iterable[Tensor], max_bytes: float) -> Iterator[list[Tensor]]:
-    """Yield parameters in their order, in lists whose gradients take at most `max_bytes`, unless a single one is
-    larger.
-    """
-    bucket: list[Tensor] = []
-    size = 0
-    for parameter in parameters:
-        if bucket and size + exchanged_bytes(parameter) > max_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(parameter)
-        size += exchanged_bytes(parameter)
-    yield bucket
-
-
-def _positions(tensors: Iterable[Tensor]) -> list[list[int]]:
-    """Return the positions of tensors by device and dtype."""
-    positions: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        positions.setdefault((tensor.device, tensor.dtype), []).append(i)
-    return list(positions.values())
+def _short_text(value: Any) -> bytes | None:
+    """Return a plain value as JSON if it is short, and the same after it was read."""
+    try:
+        text = json.dumps(value).encode()
+    except TypeError:
+        return None
+    return text if len(text) <= _SHORT and json.loads(text) == value else None
 
 
 def _row(tensors: Sequence[Any], like: Sequence[Tensor]) -> Tensor:

@@ -139,7 +139,7 @@ class StepCompiler:
         """Compile steps of this size.
 
         Raises:
-            CompileError: it fails, or does not pay; says why.
+            CompileError: Compilation fails, or does not pay off; the message has the reason.
         """
         from anyaccel_torch.compiling.estimate import remember, request_key
         from anyaccel_torch.compiling.steps import compile_steps
@@ -182,7 +182,7 @@ class StepCompiler:
 
     @property
     def description(self) -> str:
-        """How the steps compiled last are run, in words; `""` without any."""
+        """A description of how the steps compiled last run; `""` if none were compiled."""
         return next((compiled.description for compiled in reversed(self._compiled.values())), "")
 
     def _compilable_device(self) -> torch.device | None:

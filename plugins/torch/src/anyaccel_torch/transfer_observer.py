@@ -140,7 +140,7 @@ def _put_around(library: Any, operator: str, key: str, make: Callable[[str], Eve
 
 
 def _copy(operator: str) -> EventOf:
-    """Of copies between two devices. The host waits unless its memory is page-locked and it does not want to."""
+    """Report copies between two devices. The host waits unless its memory is page-locked and the copy non-blocking."""
 
     def event_of(target: Tensor, source: Tensor, non_blocking: bool = False) -> TransferEvent | None:
         if target.device == source.device:

@@ -38,7 +38,7 @@ class Saved:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration of its graph; empty without one."""
+        """The configuration of its graph; empty if it does not have a graph."""
         config = self.manifest.get("graph")
         return config if isinstance(config, Mapping) else {}
 

@@ -31,7 +31,7 @@ class NamedSplits(Generic[View]):
         self.by_name: dict[str, View] = {}
 
     def get(self, name: Any, columns: tuple[str, ...]) -> View:
-        """Return the split with this name; `columns` are those of the feature set, for the message.
+        """Return the split with this name; `columns` are the splits of the feature set, for the message.
 
         Raises:
             SplitError: there is no such split.

@@ -83,7 +83,7 @@ class Source(WithRoles, ABC):
 
     @property
     def example(self) -> FeatureSet:
-        """A few of its rows as a feature set, to connect a graph to; shapes and dtypes are those of all rows.
+        """A few of its rows as a feature set, to connect a graph to; all rows have its shapes and dtypes.
 
         It is read on first use and then stored.
 
@@ -114,7 +114,7 @@ class Source(WithRoles, ABC):
         return self.example.reference(features, target, tags, stream)
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes for the user about how it is read, such as more workers than cores."""
+        """Return notes for the user about its reading, such as more workers than cores."""
         return ()
 
     def random_states(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Source(WithRoles, ABC):
 
 @constructor_hints
 class BatchSource(Source):
-    """Base class of sources that decide themselves which rows form a batch, and in which order.
+    """Base class of sources that decide themselves the rows of each batch and their order.
 
     Example:
         >>> import anyaccel as aa, numpy as np

@@ -147,7 +147,7 @@ def batch_parts(position: object, batch: Any, names: Sequence[str]) -> BatchPart
 
 
 def _named(batch: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str], Any]] | None:
-    """Return names of what is given by name, and how to read it; None if it comes by position."""
+    """Return the names of values in a batch, and how to read them; None if they come by position."""
     if isinstance(batch, (pa.Table, pa.RecordBatch)):
         return list(batch.schema.names), batch.column
     if is_dataclass(batch) and not isinstance(batch, type):

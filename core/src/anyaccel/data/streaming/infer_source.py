@@ -58,7 +58,7 @@ def as_source(label: str, data: Any, like: Rows) -> Source | FeatureSet | None:
 
 
 def pads_of(rows: Rows) -> dict[str, Pad]:
-    """How the columns of some rows are padded, by name."""
+    """Return the padding of some rows' columns, by name."""
     padded = {name: padding_of(rows.schema.field(name)) for name in rows.features + rows.targets}
     return {name: padding.as_pad() for name, padding in padded.items() if padding is not None}
 

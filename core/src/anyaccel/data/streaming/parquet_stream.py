@@ -241,7 +241,7 @@ def row_groups(label: str, files: ParquetFiles) -> tuple[RowGroup, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReadSpec:
-    """How row groups are read.
+    """The settings to read row groups.
 
     Attributes:
         label: Label of the source, for messages.

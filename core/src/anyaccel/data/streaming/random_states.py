@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ _MOST_OBJECTS = 1000
 """Of a source, that are searched for generators."""
 _MOST_ITEMS = 100
 """Of a list or a dict: one that is longer holds data."""
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, FunctionType, MethodType})
+"""Types whose objects are no generators; to ask each framework takes longer."""
 _PLAIN = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, ModuleType)
 
 
@@ -199,7 +201,7 @@ def _search(origin: Any) -> Iterator[tuple[str, Any]]:
             continue
         seen.add(id(value))
         kept.append(value)
-        if _state_of(value, backends) is not None:
+        if type(value) not in _CONTAINERS and _state_of(value, backends) is not None:
             yield path or "the source itself", value
             continue
         for name, part in _parts(value):

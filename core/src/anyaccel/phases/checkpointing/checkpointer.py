@@ -214,7 +214,7 @@ class Checkpointer:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def steps_until_due(self, step: int) -> int | None:
-        """How many steps of an epoch may be done in one call after its first `step` ones; None for any number."""
+        """Return the most steps of one call after the first `step` steps of an epoch; None for any number."""
         return self._schedule.steps_until_due(step)
 
     def after_step(self, pipeline: Pipeline, losses: LossAccumulator, loader: BatchLoader) -> None:
@@ -542,7 +542,7 @@ class CheckpointSchedule:
         return self._last - before
 
     def steps_until_due(self, step: int) -> int | None:
-        """How many steps of an epoch may be done in one call after its first `step` ones; None for any number."""
+        """Return the most steps of one call after the first `step` steps of an epoch; None for any number."""
         every = self._checkpoint.every_n_steps
         return None if every is None else every - self._steps_of_run(step) % every
 

@@ -87,7 +87,7 @@ class RunFolder(CheckpointFolder):
     """The folder of a Checkpoint.
 
     Args:
-        folder: A path or a URL; made by `lock` if it is not there.
+        folder: A path or a URL; `lock` creates it if necessary.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

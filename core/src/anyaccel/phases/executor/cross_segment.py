@@ -48,7 +48,7 @@ class _GradientOutput:
 
 
 class CrossSegmentStep:
-    """Single steps over the stages of a pipeline; every transfer between stages is chosen once, here.
+    """Single steps over the stages of a pipeline. Every transfer between stages is chosen once, when it is created.
 
     `log_event` receives an event if a transfer cannot continue as chosen.
     """
@@ -79,7 +79,7 @@ class CrossSegmentStep:
         """Whether a step has begun to change state and has not ended, as after an error between two updates."""
 
     def bind(self, columns: DeviceColumns) -> StageRows:
-        """Return the columns of a chunk as the stages take them."""
+        """Return the columns of a chunk in the form that the stages accept."""
         return tuple(
             {name: _rows(stage, name, columns) for name in stage.segment.inputs if name in columns}
             for stage in self._stages
@@ -425,12 +425,12 @@ class LossScaling:
 
     @property
     def scale(self) -> float:
-        """By what losses are multiplied now."""
+        """The current factor on losses."""
         return self.state.scale
 
     @property
     def n_skipped(self) -> int:
-        """How many steps of this phase were skipped."""
+        """The number of skipped steps of this phase."""
         return self.state.skipped - self._skipped_before
 
     def load(self, state: LossScaleState) -> None:

@@ -103,7 +103,7 @@ class ChunkRunner:
 
     @property
     def layout(self) -> list[list[int]]:
-        """The shapes of columns and orders for which programs are compiled."""
+        """The shapes of columns and orders that programs are compiled for."""
         return [list(map(int, array.shape)) for array in (*self.columns, *self.orders)]
 
     @property
@@ -252,7 +252,7 @@ class Pipeline:
             stage.program.seed(key)
 
     def random_state(self) -> list[Mapping[str, np.ndarray]] | None:
-        """How far the random streams of each program have come; None if one cannot tell."""
+        """Return the position of each program's random streams; None if a program cannot report it."""
         states = [stage.program.random_state() for stage in self._stages]
         present = [state for state in states if state is not None]
         return present if len(present) == len(states) else None

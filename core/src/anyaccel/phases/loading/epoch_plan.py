@@ -195,7 +195,7 @@ def _is_last_batch(steps: StepRange, block: Sequence[StepRange]) -> bool:
 
 
 class EpochPlan(ABC):
-    """How a phase goes over its rows.
+    """The order in which a phase reads its rows.
 
     Attributes:
         n_steps: Steps of an epoch; updates, where several batches make one.

@@ -215,7 +215,7 @@ def bytes_added_by_training(
 
 
 def state_slots(optimizer: Optimizer) -> int:
-    """How many values an optimizer keeps for each parameter; for an unknown one as many as Adam does."""
+    """Return the number of values that an optimizer stores per parameter; Adam's number for an unknown one."""
     return 2 if optimizer.own is not None else len(OPTIMIZERS[optimizer.name].slots(optimizer.settings))
 
 

@@ -332,7 +332,9 @@ class _StepFigures:
         assert part.epochs is not None
         figures = backend.required(MemoryFigures)
         trains = part.part.trains
-        measured_segment = segment if trains else replace(segment, groups=(), states={})
+        measured_segment = replace(segment, compile=self._phase.compile)  # as the programs of a run
+        if not trains:
+            measured_segment = replace(measured_segment, groups=(), states={})
         try:
             peaks = figures.step_memory(
                 measured_segment, part.epochs.batch_size, part.part.accumulate, part.epochs.n_steps
@@ -385,7 +387,7 @@ class Advice:
     figure: str
 
     def to_dict(self) -> dict[str, str]:
-        """As plain data."""
+        """Return plain data."""
         return {"practice": self.practice, "verdict": self.verdict, "figure": self.figure}
 
 

@@ -248,7 +248,7 @@ WINDOW = 30.0
 
 @dataclass(slots=True)
 class ProgressState:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         label, epochs: Label and number of epochs of the phase.

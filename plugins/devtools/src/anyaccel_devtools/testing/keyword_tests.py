@@ -38,7 +38,7 @@ class KeywordTests(Subject):
     def test_inputs_reach_the_arguments_of_their_names(
         self, harness: Harness, keyword_model: Make, order: tuple[str, str]
     ) -> None:
-        """In any order of the inputs, each is passed as the argument with its name."""
+        """Each input is passed as the argument with its name, in any order of the inputs."""
         values, program = inputs(order), program_of(harness, keyword_model, order)
         outputs = [harness.to_numpy(output) for output in program.forward(list(map(harness.put, values.values())))[0]]
         np.testing.assert_array_equal(outputs[0], values["minuend"] - values["subtrahend"])

@@ -34,7 +34,7 @@ class MemoryTests(Subject):
             assert all(isinstance(value, int) and value >= 0 for value in values), info
 
     def test_used_and_free_memory_fit_into_the_total(self, backend: Backend, memory: Memory) -> None:
-        """Neither used nor free memory exceeds the total; 0 stands for what the framework does not report."""
+        """Neither used nor free memory exceeds the total; 0 means that the framework does not report it."""
         for device in backend.devices():
             info = memory.memory(device)
             assert not info.total or max(info.used, info.free) <= info.total, info

@@ -1,4 +1,4 @@
-"""Tests of steps in which some inputs are None, as when samplers alternate."""
+"""Tests of steps with missing inputs (None), as when samplers alternate."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class MissingInputTests(Subject):
         assert_equal(harness.compute.state(right), before)
 
     def test_a_shared_model_learns_from_the_inputs_that_are_given(self, harness: Harness, model: Make) -> None:
-        """Of two operations with one model, the one that runs trains it."""
+        """If two operations share a model, the one that runs trains it."""
         prepared = harness.prepare_model(model)
         expected = trained_alone(harness, harness.clone_model(model, prepared), RIGHT, 2)
         program = harness.compute.build(two_models(harness, prepared, prepared))

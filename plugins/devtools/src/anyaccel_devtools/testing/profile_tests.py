@@ -42,7 +42,7 @@ class ProfileTests(Subject):
         assert max(ends) <= marked["ts"] + marked["dur"] or harness.device.kind not in ("cpu", "sim")
 
     def test_profiled_steps_have_the_same_numbers(self, harness: Harness, model: Make, tmp_path: Path) -> None:
-        """As those of a program that no one looks at."""
+        """Profiled steps return the same numbers as steps without a profile."""
         plain = harness.prepare_model(model)
         profiled = harness.clone_model(model, plain)
         programs = [harness.build(model, optimizer=Optimizer("sgd", lr=0.1)) for model in (plain, profiled)]

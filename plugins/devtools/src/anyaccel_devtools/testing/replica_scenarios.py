@@ -2,8 +2,7 @@
 
     python -m anyaccel_devtools.testing.replica_scenarios MODULE:CLASS KIND FOLDER
 
-`anyaccel_distributed.processes` starts it. The class is a backend, created without arguments, and the kind is that of
-its devices.
+`anyaccel_distributed.processes` starts it. The class is a backend, created without arguments; KIND is a kind of device.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def whole(harness: Harness, n_steps: int = STEPS) -> Whole:
 
 
 def save_start(harness: Harness, folder: Path) -> None:
-    """Write the values with which the replicas start."""
+    """Write the start values of the replicas."""
     state: dict[str, Any] = dict(harness.compute.state(started(harness)))
     np.savez(folder / STATE_FILE, **state)
 

@@ -107,7 +107,7 @@ class SegmentTests(Subject):
     def test_a_frozen_operation_is_in_evaluation_mode(
         self, harness: Harness, request: pytest.FixtureRequest, model: Make, name: str
     ) -> None:
-        """While others train, its outputs are those of evaluation and its buffers do not change."""
+        """While others train, it returns the outputs of evaluation, and its buffers do not change."""
         frozen, trained = harness.prepare_model(request.getfixturevalue(name)), harness.prepare_model(model)
         before = harness.compute.state(frozen)
         segment = chain(harness, trained, frozen, (True, False))
@@ -221,7 +221,7 @@ class SegmentTests(Subject):
     def test_a_model_without_parameters_is_placed_and_trained_through(
         self, harness: Harness, model: Make, parameter_free_model: Make
     ) -> None:
-        """It works on every device like any other model, and what is before it learns."""
+        """It works on every device like any other model, and the nodes before it learn."""
         for device in [harness.device, *(d for d in harness.backend.devices() if d != harness.device)][:2]:
             on = harness.on_device(device)
             plain = on.compute.wrap(parameter_free_model())

@@ -126,7 +126,7 @@ class WeightedLossTests(Subject):
             np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
 
     def test_loss_weights_are_those_of_the_losses(self, harness: Harness, model: Make) -> None:
-        """By these the micro-batches of a batch are scaled: the weight of the whole batch, 1 where it is 0."""
+        """The weights scale the micro-batches of a batch: each is the weight of the whole batch, 1 if that is 0."""
         for case, expected in ((CASES["all settings"], None), (Case("mse", {}, ("none",)), 1.0)):
             program = built(harness, model, case)
             inputs = inputs_of(harness, case)

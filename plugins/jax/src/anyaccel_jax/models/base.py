@@ -130,7 +130,7 @@ class Model(ABC):
 
     @property
     def parameter_tree(self) -> ParameterTree:
-        """How the model's library holds its parameters, which Optax gets; a dict by name where it has no such tree."""
+        """The parameters in the tree of the model's library, for Optax; a dict by name if the library has no tree."""
         return ParameterTree(
             {name: name for name in self.parameters}, self.parameters, "a dict by the names of graph.state()"
         )

@@ -61,7 +61,7 @@ class SpecModel(Model):
         return repr(self.spec.get_config())
 
     def precision_reason(self, precision: str) -> str:
-        """As its spec says."""
+        """Return the reason of the spec."""
         return self.spec.precision_reason(precision)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:

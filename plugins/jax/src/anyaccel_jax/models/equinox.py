@@ -122,7 +122,7 @@ class Equinox(Model):
 
     @property
     def signature(self) -> inspect.Signature | None:
-        """Of the module's `__call__`, without the state."""
+        """The signature of the module's `__call__`, without the state."""
         return input_signature(type(self._static).__call__, 1, also=("key", "state"))
 
     def _join(self, parameters: Arrays, buffers: Arrays) -> Any:

@@ -149,7 +149,7 @@ class Function(Model):
 
     @property
     def signature(self) -> inspect.Signature | None:
-        """Of the function, without its parameters and state."""
+        """The signature of the function, without its parameters and state."""
         return input_signature(self._apply, 1 if self._state is None else 2, also=("key",))
 
 

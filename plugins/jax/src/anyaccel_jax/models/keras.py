@@ -62,7 +62,7 @@ class KerasModel(Model):
 
     @property
     def data_format(self) -> tuple[str, str]:
-        """As declared by the first and last layer, of a single layer or a Sequential."""
+        """The format that the first and last layer declare, of a single layer or a Sequential."""
         return _LIBRARY.data_format(self.layer)
 
     @property
@@ -118,7 +118,7 @@ class KerasModel(Model):
 
     @property
     def signature(self) -> inspect.Signature | None:
-        """Of the layer's `call`, or the inputs of a functional model."""
+        """The signature of the layer's `call`, or the inputs of a functional model."""
         return _LIBRARY.signature(self.layer)
 
     def apply(

@@ -113,7 +113,7 @@ class Linen(Model):
 
     @property
     def signature(self) -> inspect.Signature | None:
-        """Of the module's `__call__`."""
+        """The signature of the module's `__call__`."""
         return input_signature(type(self.module).__call__, 1)
 
     def apply(

@@ -105,7 +105,7 @@ class NnxModel(Model):
 
     @property
     def signature(self) -> inspect.Signature | None:
-        """Of the module's `__call__`."""
+        """The signature of the module's `__call__`."""
         return input_signature(type(self.module).__call__, 1, also=("rngs",))
 
     def _writing_error(self, name: str) -> PhaseError:

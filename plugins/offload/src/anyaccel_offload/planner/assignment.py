@@ -364,7 +364,7 @@ class _Search:
 
 
 def _by_prefix(n: int, low: list[int], high: list[int]) -> list[list[int]]:
-    """Return the states in which each prefix can be reached and continued."""
+    """Return the states that reach each prefix and can be continued."""
     made: list[list[int]] = [[] for _ in range(n + 1)]
     for state, (first, last) in enumerate(zip(low, high, strict=True)):
         for prefix in range(first, last + 1):

@@ -23,7 +23,7 @@ State = tuple[int, int]  # device, and index of the tier or STAYS
 
 
 class _Cost(NamedTuple):
-    """What a unit in a state adds to its device."""
+    """The cost that a unit in a state adds to its device."""
 
     device: int
     tier: int
@@ -37,7 +37,7 @@ class _Cost(NamedTuple):
 
 
 class _Load(NamedTuple):
-    """What a device computes, copies and holds, for a part of the units."""
+    """The work, copies and memory of a device, for a part of the units."""
 
     seconds: float = 0.0
     held: float = 0.0
@@ -119,9 +119,9 @@ class ExactSearch:
         return None if made is None else made[0]
 
     def refine(self, states: Sequence[State], bound: float, share: float = 1.0) -> list[State]:
-        """Return states that are at least as good: the best of all for few units, else the best of many changes.
+        """Return states that are at least as good: the best of all for few units, otherwise the best of many changes.
 
-        Many units are left as they are if their objective is near its lower bound.
+        Many units do not change if their objective is near its lower bound.
 
         Args:
             states: State of each unit to begin with.

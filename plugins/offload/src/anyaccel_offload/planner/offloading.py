@@ -67,7 +67,7 @@ class Streamed:
 
 
 def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str) -> Streamed | None:
-    """Return the best of some splits in which one device streams, or all do; None if none fits in memory and tiers."""
+    """Return the best of some splits that stream on one device, or on all; None if none fits in memory and tiers."""
     devices = list(range(len(problem.devices)))
     sets = [devices, *([d] for d in devices if len(devices) > 1)]
     found: list[tuple[float, float, int, Streamed]] = []
@@ -164,7 +164,7 @@ def _streamed(problem: Problem, tiers: Sequence[OffloadTier], states: Sequence[S
 def _respread(problem: Problem, made: Streamed, assignment: Ints) -> set[int]:
     """Return as many offloaded units on each device as before, evenly over depth if the offloaded units have one size.
 
-    Units of other sizes stay as they are.
+    Units of other sizes do not change.
     """
     away: set[int] = set()
     for d in made.slots:

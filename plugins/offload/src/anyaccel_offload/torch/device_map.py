@@ -26,7 +26,7 @@ def device_in_map(where: str, device: Any, name: str = "device_map") -> torch.de
         name: Name of the argument that contains it.
 
     Raises:
-        ConfigError: The value is none of these.
+        ConfigError: The value is not one of these.
     """
     if isinstance(device, str) and device == DISK:
         return DISK

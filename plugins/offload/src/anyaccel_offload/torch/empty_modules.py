@@ -103,7 +103,7 @@ def parse_device(where: str, device: Any) -> torch.device:
 
 
 class _Building:
-    """How one context places parameters and buffers.
+    """The placement of parameters and buffers in one context.
 
     Attributes:
         device: Device of the parameters.

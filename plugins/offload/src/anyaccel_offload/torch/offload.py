@@ -185,7 +185,7 @@ class Offload:
                     call.arguments["state_dict"] = whole_state(saved)
             elif any(isinstance(place.tensor, StoredTensor) for place in places(saved)):
                 raise MoveError(
-                    f"{plain.__name__}.save_pretrained has no state_dict=, and reads no weights that rest in files",
+                    f"{plain.__name__}.save_pretrained has no state_dict=, and cannot read weights that stay in files",
                     hint="save the values: save_file(get_state_dict_offloaded_model(model), 'model.safetensors')",
                 )
             # transformers looks for the weights of a map with "cpu" or "disk" in hooks of Accelerate.
@@ -290,7 +290,7 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
     need, free = sum(value.numel() * value.dtype.itemsize for value in stored.values()), host_memory()[1]
     if need > free:
         raise OutOfMemoryError(
-            f"the weights that rest in files need {size(need)}, and the host has {size(free)}",
+            f"the weights in files need {size(need)}, and the host has {size(free)}",
             hint="copy the files, or read the weights one at a time: model.state_dict()[name].clone()",
         )
     read = {key: value.read() for key, value in stored.items()}
@@ -327,7 +327,7 @@ def show_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
 def _shown(model: nn.Module) -> list[tuple[nn.Module, str]]:
     """Return the modules and the names of attributes that `show_map` sets.
 
-    The encoder beside a decoder has `_hf_hook`: `generate` sets an attribute of it, or adds a hook where there is none.
+    An encoder next to a decoder has `_hf_hook`: `generate` sets an attribute of it, or adds a missing hook.
     """
     get_encoder = getattr(model, "get_encoder", None)
     encoder = get_encoder() if callable(get_encoder) else None

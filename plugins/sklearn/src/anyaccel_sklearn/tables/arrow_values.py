@@ -57,7 +57,7 @@ def family_of(name: str, arrow_type: Any) -> str:
         return NUMBER
     kind = getattr(arrow_type, "extension_name", arrow_type)
     raise ColumnError(
-        f"column {name!r} is {kind}, of which fit makes no features",
+        f"column {name!r} is {kind}, which fit cannot use as features",
         available="numbers, booleans, text, categories, dates and times",
         hint=f"leave it out, drop=[{name!r}], or convert it to such columns first",
     )

@@ -121,7 +121,7 @@ class TableTreatment(TableTransform):
             place = int(is_huge.argmax())
             name, largest = gap_columns[place], np.nanmax(np.abs(values[rows, place]))
             raise ColumnError(
-                f"column {name!r} has numbers up to {largest:.3g}, of which the square is infinite",
+                f"column {name!r} has numbers up to {largest:.3g}, whose square is infinite",
                 hint=f"take their logarithm, or leave the column out: drop=[{name!r}]",
             )
         is_gap = np.isnan(values[rows]).any(axis=0)

@@ -59,7 +59,6 @@ def fit_transform(
     if padded is not None:
         raise TransformError(
             f"{what}: the rows of {padded!r} differ in length, which transforms do not support",
-            available="columns of one shape per sample",
             hint="transform the values before you create the FeatureSet",
         )
     table = rows.to_arrow()

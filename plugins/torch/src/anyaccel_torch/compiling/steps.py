@@ -89,7 +89,7 @@ class CompiledSteps:
     """Compiled steps of a program for batches of one size.
 
     Attributes:
-        description: A description of how they are run.
+        description: A description of their execution.
         compile_seconds: Time of the compilation.
         step_seconds: Time of a compiled step.
     """
@@ -167,7 +167,7 @@ def compile_steps(request: CompileRequest, rows: Sequence[Tensor], n_microbatche
         n_microbatches: Number of micro-batches of a batch.
 
     Raises:
-        CompileError: it fails, or does not pay off; the message says why.
+        CompileError: Compilation fails, or does not pay off; the message has the reason.
     """
     batch = len(rows[0])
     check_optimizers(request)

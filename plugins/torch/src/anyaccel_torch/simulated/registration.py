@@ -121,7 +121,7 @@ class SimModule:
         return False
 
     def device_count(self) -> int:
-        """How many were started."""
+        """Return the number of started devices."""
         return len(running())
 
     def current_device(self) -> int:

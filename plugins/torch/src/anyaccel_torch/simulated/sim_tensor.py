@@ -65,7 +65,7 @@ class SimTensor(torch.Tensor):
 
     @property
     def data(self) -> Tensor:
-        """As torch's: the values without their history; assigning replaces them."""
+        """The values without their history, as in torch; assigning replaces them."""
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
 
     @data.setter
@@ -78,7 +78,7 @@ class SimTensor(torch.Tensor):
         return self.held.data_ptr()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """As torch's of a GPU tensor: refused without `force`, which copies.
+        """Convert to NumPy as for a GPU tensor: refused without `force`, which copies.
 
         Raises:
             TypeError: the values are not in host memory.
@@ -91,7 +91,7 @@ class SimTensor(torch.Tensor):
         )
 
     def tolist(self) -> Any:
-        """As torch's: waits for a copy to the host."""
+        """Return a list as in torch; wait for a copy to the host."""
         return self.detach().cpu().tolist()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -31,7 +31,7 @@ class SimStream:
 
     @property
     def handle(self) -> SimulatedDevice:
-        """Of its device."""
+        """The handle of its device."""
         return handle_of(self.device)
 
     def record_event(self) -> SimEvent:
@@ -59,7 +59,7 @@ class SimEvent:
     _handle: SimulatedDevice | None
 
     def record(self, stream: SimStream) -> None:
-        """As torch's."""
+        """Record the event in a stream, as in torch."""
         self._handle = stream.handle
         self.time = 0.0 if self._handle.timing is None else self._handle.timing.end_of(stream.number)
 
