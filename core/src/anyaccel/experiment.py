@@ -258,7 +258,7 @@ class Experiment(AttributeHints):
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], **objects: Any) -> Experiment:
+    def from_config(cls, config: Mapping[str, Any], **given: Any) -> Experiment:
         """Rebuild an experiment from the output of `get_config`.
 
         Args:
@@ -278,7 +278,7 @@ class Experiment(AttributeHints):
         if not isinstance(phases, (list, tuple)):
             problem = f"phases must be a list of phase configurations, got {shown(phases)}"
             raise ConfigError(problem, hint="pass the dict from get_config()")
-        graph = ModelGraph.from_config(config["graph"], **objects)
+        graph = ModelGraph.from_config(config["graph"], **given)
         read: list[Any] = [Phase.from_config(phase) for phase in phases]
         return cls(config.get("label", "experiment"), graph, read)
 
@@ -426,7 +426,7 @@ def _read_callbacks(entries: Any, allow: Iterable[type], where: str, hint: str) 
     """Return the callbacks of `callback_parts`; nothing is imported.
 
     Args:
-        given: The list.
+        entries: The list.
         allow: Classes that it may name in addition to those of this library.
         where: Beginning of messages.
         hint: Hint for a callback without a configuration.

@@ -27,6 +27,7 @@ FORCE_SECONDS = 0.3
 WHOLE = "_UNBROKEN"
 """A module that has this name is never broken off by a first signal while its functions run; nor are imports."""
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGCHLD")
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class _MainThread:
@@ -52,7 +53,7 @@ class _MainThread:
         """Put this object before the handlers of all signals that are Python functions."""
         if self._other_hook is None:
             self._other_hook, sys.unraisablehook = sys.unraisablehook, self._hook
-        for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
+        for number in _SIGNALS:
             handler = signal.getsignal(number)
             if callable(handler):
                 self._installed.add(number)

@@ -99,23 +99,24 @@ class Registry:
                 now = [name for name in self._deferred if name not in BACKEND_PLUGINS or name in needed]
                 for name in now:
                     for entry in self._deferred[name]:
-                        self._load_entry(entry)
+                        with loader.announce_waiting(entry.name):
+                            plugin = self._try(loader.plugin_of(entry), entry.load)
+                        if plugin.error is not None:
+                            is_new = entry.name not in self._plugins
+                            self._plugins[entry.name if is_new else f"{entry.name} ({entry.value})"] = plugin
                 self._deferred = {name: left for name, left in self._deferred.items() if name not in now}
                 if now and not self._deferred:
-                    self._sort()
+                    # by name, regardless of the order of loading
+                    in_order = sorted(self._plugins.items(), key=lambda item: (item[0] != BUILT_IN, item[0]))
+                    self._plugins = dict(in_order)
+                    backends = [backend for _, plugin in in_order for backend in plugin.backends]
+                    position = {id(backend): number for number, backend in enumerate(backends)}
+                    self._table = dict(sorted(self._table.items(), key=lambda item: position[id(item[1])]))
+                    self._served = dict(sorted(self._served.items(), key=lambda item: position[item[0]]))
+                    self._candidates.clear()
                 self._loaded = True
             finally:
                 self._loading = False
-
-    def _sort(self) -> None:
-        """Sort plugins and backends by name, regardless of the order of loading."""
-        in_order = sorted(self._plugins.items(), key=lambda item: (item[0] != BUILT_IN, item[0]))
-        self._plugins = dict(in_order)
-        backends = [backend for _, plugin in in_order for backend in plugin.backends]
-        position = {id(backend): number for number, backend in enumerate(backends)}
-        self._table = dict(sorted(self._table.items(), key=lambda item: position[id(item[1])]))
-        self._served = dict(sorted(self._served.items(), key=lambda item: position[item[0]]))
-        self._candidates.clear()
 
     def _load_framework(self, framework: str) -> None:
         self._load({name for name, plugin_framework in BACKEND_PLUGINS.items() if plugin_framework == framework})
@@ -133,12 +134,6 @@ class Registry:
                 raise plugin.error
             if plugin.is_broken:
                 raise PluginError(f"plugin {name} is broken: {plugin.cause}", hint=plugin.hint) from plugin.error
-
-    def _load_entry(self, entry: EntryPoint) -> None:
-        with loader.announce_waiting(entry.name):
-            plugin = self._try(loader.plugin_of(entry), entry.load)
-        if plugin.error is not None:
-            self._plugins[entry.name if entry.name not in self._plugins else f"{entry.name} ({entry.value})"] = plugin
 
     def _try(self, plugin: Plugin, load: Callable[[], Any]) -> Plugin:
         try:

@@ -17,7 +17,7 @@ from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch import step_compiler
 from anyaccel_torch.backend import TorchBackend
 from anyaccel_torch.eager_steps import gathered_blocks
-from anyaccel_torch.whole_steps import WholeSteps
+from anyaccel_torch.program import WholeSteps
 
 CPU, META = Device("cpu"), Device("meta")
 Data = tuple[Tensor, Tensor, Tensor]

@@ -183,7 +183,7 @@ def test_memory_of_the_cpu(backend: TorchBackend) -> None:
 def test_memory_of_the_cpu_where_the_system_does_not_say(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anyaccel_torch.memory.host_memory", lambda: HostMemory(0, 0))
+    monkeypatch.setattr("anyaccel_torch.backend.host_memory", lambda: HostMemory(0, 0))
     assert backend.required(Memory).memory(CPU) == MemoryInfo(0, 0, 0, 0)
 
 

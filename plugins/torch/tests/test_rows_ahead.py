@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
-from anyaccel_torch import whole_steps
-from anyaccel_torch.whole_steps import RowsAhead
+from anyaccel_torch import program
+from anyaccel_torch.program import RowsAhead
 
 COLUMNS = (torch.arange(600.0).reshape(200, 3), torch.arange(200))
 ORDER = torch.randperm(200, generator=torch.Generator().manual_seed(0))
@@ -52,14 +52,14 @@ def test_another_order_of_the_same_length_is_another_epoch() -> None:
 
 
 def test_rows_of_single_steps_are_gathered_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered, real = [], whole_steps.gathered_blocks
+    gathered, real = [], program.gathered_blocks
 
     def counting(*arguments):
         for block in real(*arguments):
             gathered.append(len(block[0]))
             yield block
 
-    monkeypatch.setattr(whole_steps, "gathered_blocks", counting)
+    monkeypatch.setattr(program, "gathered_blocks", counting)
     rows = RowsAhead(2**20)
     for step in range(25):
         taken(rows, step * 8, 1, 8)

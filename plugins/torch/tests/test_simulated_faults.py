@@ -33,9 +33,9 @@ from anyaccel_torch import (
     losses,
     optimizer_state,
     optimizers,
+    program,
     simulated,
     state_guard,
-    whole_steps,
 )
 from anyaccel_torch.simulated.backend import SimulatedBackend
 
@@ -94,8 +94,8 @@ def seeds_the_cpu_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def losses_on_the_host(patch: pytest.MonkeyPatch) -> None:
-    loss_table = whole_steps.WholeSteps.loss_table
-    patch.setattr(whole_steps.WholeSteps, "loss_table", lambda self, losses: loss_table(self, losses).cpu())
+    loss_table = program.WholeSteps.loss_table
+    patch.setattr(program.WholeSteps, "loss_table", lambda self, losses: loss_table(self, losses).cpu())
 
 
 def snapshots_on_the_host(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import anyaccel as aa
 from anyaccel import TabularMLP
 from anyaccel.errors import FrameworkError, PhaseError
-from anyaccel.fitting.table_models import batch_size_for
+from anyaccel.fitting.fit_function import batch_size_for
 from anyaccel.numpy_backend import Dense
 from anyaccel.registry import registry
 

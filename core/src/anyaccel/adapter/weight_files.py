@@ -56,7 +56,7 @@ def plain_state(
         backend: Backend of the model.
         model: Model that the state is for.
         current: Mapping with the names of the model's own state.
-        given: The state, with that of an optimizer.
+        saved: The state, with that of an optimizer.
     """
     files = backend.capability(WeightFiles)
     if files is None:

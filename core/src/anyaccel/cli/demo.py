@@ -50,7 +50,17 @@ def run(framework: str | None, device: str | None, epochs: int, seed: int, as_js
     if not shows:
         return
     if as_json:
-        print_json(_to_json(framework, trained, tested))
+        print_json(
+            {
+                "framework": framework,
+                "device": _device(trained),
+                "epochs": len(trained.epochs),
+                "loss": [epoch["loss"] for epoch in trained.to_dict()["epochs"]],
+                "accuracy": tested.metrics["accuracy"],
+                "steps_per_second": _steps_per_second(trained),
+                "plan": trained.plan.to_dict() if trained.plan else None,
+            }
+        )
     else:
         print_line(
             f"test accuracy {tested.metrics['accuracy']:.4f} on {_device(trained)} with {framework}, "
@@ -130,18 +140,6 @@ def make_phases(device: str, epochs: int, seed: int) -> tuple[TrainPhase, EvalPh
         "train", split="train", sampler=sampler, losses=[loss], epochs=epochs, accelerator=device
     )
     return train, EvalPhase.from_split("test", split="test", losses=[loss], metrics=["accuracy"], accelerator=device)
-
-
-def _to_json(framework: str, trained: TrainResults, tested: EvalResults) -> dict[str, Any]:
-    return {
-        "framework": framework,
-        "device": _device(trained),
-        "epochs": len(trained.epochs),
-        "loss": [epoch["loss"] for epoch in trained.to_dict()["epochs"]],
-        "accuracy": tested.metrics["accuracy"],
-        "steps_per_second": _steps_per_second(trained),
-        "plan": trained.plan.to_dict() if trained.plan else None,
-    }
 
 
 def _device(trained: TrainResults) -> str:

@@ -69,10 +69,14 @@ def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -
                 import_module(backend.import_roots[0])
         devices = {d: registry().ask(backend, "device_info", d) for d in registry().ask(backend, "devices")}
     served = {device: info for device, info in devices.items() if device.kind in kinds}
+    present_kinds = {device.kind for device in served}
+    missing = [kind for kind in kinds if kind not in present_kinds]
     listing = {
         "framework": backend.framework,
         "devices": [_describe(backend, device, info) for device, info in served.items()],
-        "missing": _missing_kinds(backend, kinds, served),
+        "missing": [
+            {"kind": kind, "reason": registry().ask(backend, "unavailable_reason", Device(kind))} for kind in missing
+        ],
     }
     registry().ask(backend, "owns", object())
     return {**listing, "faults": plugin.faults[before:]}
@@ -117,12 +121,6 @@ def _expected(plugin: Plugin, backend: Backend, machine: Machine | None) -> dict
 
 def _describe(backend: Backend, device: Device, info: DeviceInfo) -> dict[str, Any]:
     return {"device": str(device), "native": registry().ask(backend, "device_string", device), **asdict(info)}
-
-
-def _missing_kinds(backend: Backend, kinds: list[str], devices: Iterable[Device]) -> list[dict[str, str]]:
-    present_kinds = {device.kind for device in devices}
-    missing = [kind for kind in kinds if kind not in present_kinds]
-    return [{"kind": kind, "reason": registry().ask(backend, "unavailable_reason", Device(kind))} for kind in missing]
 
 
 if __name__ == "__main__":

@@ -30,7 +30,16 @@ def run(timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> int:
     if as_json:
         print_json({"plugins": [_describe(plugin) for plugin in plugins]})
     else:
-        _print_plugins(plugins)
+        rows = []
+        for plugin in plugins:
+            backends = [(backend, kinds) for backend in plugin.backends if (kinds := served_kinds(backend))]
+            serves = "; ".join(f"{backend.framework} on {', '.join(kinds)}" for backend, kinds in backends)
+            offered = "; ".join(", ".join(capabilities(backend)) for backend, _ in backends)
+            hooks, source = ", ".join(hooks_of(plugin)), f"{plugin.distribution} {plugin.version}".strip()
+            serves = serves or ("hooks only" if hooks else "")
+            rows.append((plugin.name, source, plugin.status, serves, offered, hooks))
+        print_table(("plugin", "distribution", "status", "serves", "capabilities", "hooks"), rows)
+        print_broken(describe_broken(plugins))
     return int(any(plugin.status != "ok" for plugin in plugins))
 
 
@@ -59,16 +68,3 @@ def _describe(plugin: Plugin) -> dict[str, Any]:
         "cause": plugin.cause,
         "hint": plugin.hint,
     }
-
-
-def _print_plugins(plugins: tuple[Plugin, ...]) -> None:
-    rows = []
-    for plugin in plugins:
-        backends = [(backend, kinds) for backend in plugin.backends if (kinds := served_kinds(backend))]
-        serves = "; ".join(f"{backend.framework} on {', '.join(kinds)}" for backend, kinds in backends)
-        offered = "; ".join(", ".join(capabilities(backend)) for backend, _ in backends)
-        hooks, source = ", ".join(hooks_of(plugin)), f"{plugin.distribution} {plugin.version}".strip()
-        serves = serves or ("hooks only" if hooks else "")
-        rows.append((plugin.name, source, plugin.status, serves, offered, hooks))
-    print_table(("plugin", "distribution", "status", "serves", "capabilities", "hooks"), rows)
-    print_broken(describe_broken(plugins))

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,7 @@ from anyaccel.data.roles import (
     WithRoles,
     brief,
     check_label,
+    has_surrogates,
     listed,
     names_of,
     selected,
@@ -52,13 +53,101 @@ from anyaccel.data.roles import (
 )
 from anyaccel.data.row_filters import checked_indices, described, positions_where
 from anyaccel.data.rows import Rows
-from anyaccel.data.splitting.named_splits import ALL, NamedSplits
 from anyaccel.data.splitting.random_split import check_groups, split_at_random, split_by_condition
 from anyaccel.data.transforms import FittedTransform, Transforms, transforms_of
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import ColumnError, ConfigError, DataError, SamplerError, SplitError
 from anyaccel.printable import printable
 from anyaccel.suggestions import did_you_mean
+
+# -- The splits of a feature set by name; a name always means the same rows -------------------------------------------
+
+
+ALL = "all"
+"""Stands for all rows, and for no split."""
+
+View = TypeVar("View", bound=Rows)
+
+
+class NamedSplits(Generic[View]):
+    """Views of one feature set, registered by name.
+
+    Args:
+        label: Label of the feature set.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self.by_name: dict[str, View] = {}
+
+    def get(self, name: Any, columns: tuple[str, ...]) -> View:
+        """Return the split with this name; `columns` are the columns of the feature set, for the message.
+
+        Raises:
+            SplitError: there is no such split.
+        """
+        if isinstance(name, str) and name in self.by_name:
+            return self.by_name[name]
+        hint = "create splits with split_random({'train': 0.8, ...})"
+        hint = did_you_mean(name, self.by_name) if self.by_name else hint
+        raise SplitError(
+            f"{self._label!r} has no split {name!r}",
+            available=listed([*self.by_name, ALL]),
+            hint=f"it is a column: data.array({name!r})" if name in columns else hint,
+        )
+
+    def check_names(self, rows: Any) -> None:
+        """Check that the argument is a mapping by valid names of splits.
+
+        Raises:
+            SplitError: it is not.
+        """
+        if not isinstance(rows, Mapping):
+            problem = f"the splits of {self._label!r} must be a mapping by name, got {shown(rows)}"
+            raise SplitError(problem, hint="write add_splits({'train': [0, 1], 'test': [2]})")
+        for name in rows:
+            self.check_name(name)
+
+    def check_name(self, name: Any) -> None:
+        """Check that a split may have this name.
+
+        Raises:
+            SplitError: it is not text, or `"all"`.
+        """
+        if not isinstance(name, str) or not name or has_surrogates(name):
+            problem = f"the name of a split of {self._label!r} must be text, got {shown(name)}"
+            raise SplitError(problem, hint="write add_split('NAME', rows)")
+        if name == ALL:
+            raise self._name_taken(name, "choose another name")
+
+    def known_or(self, name: str, view: View) -> View:
+        """Return the registered view with this name, which must have the same rows; `view` if there is none.
+
+        A notebook cell may run again and create its splits again.
+
+        Raises:
+            SplitError: the name is taken by other rows.
+        """
+        existing = self.by_name.get(name)
+        if existing is None or np.array_equal(_rows_of(existing), _rows_of(view)):
+            return existing or view
+        hint = "create the feature set again in the same cell, or choose another name"
+        raise self._name_taken(name, hint, " of other rows")
+
+    def _name_taken(self, name: str, hint: str, of: str = "") -> SplitError:
+        return SplitError(
+            f"{self._label!r} already has a split {name!r}{of}",
+            cause=f"it has {listed([*self.by_name, ALL])}",
+            hint=hint,
+        )
+
+
+def _rows_of(view: Rows) -> np.ndarray:
+    return np.arange(len(view)) if view.indices is None else view.indices
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 OTHER_NAMES = {
     "train_test_split random_split split_train_test": "use split_random({'train': 0.8, 'test': 0.2})",
@@ -1004,19 +1093,15 @@ def cast_table(rows: Rows, dtypes: Mapping[str, Any]) -> Any:
         )
     table = rows.to_arrow()
     for name, dtype in dtypes.items():
-        field, column = _cast_column(rows, name, dtype)
+        rows.role(name)
+        field = rows.schema.field(name)
+        if padding_of(field) is not None:
+            field, column = cast_lists(field, rows.column(name), dtype)
+        else:
+            column = to_arrow(cast_array(name, rows.array(name), dtype))
+            field, column = field.with_type(column.type), column
         table = table.set_column(table.schema.get_field_index(name), field, column)
     return table
-
-
-def _cast_column(rows: Rows, name: str, dtype: Any) -> tuple[Any, Any]:
-    """Return the field and values of a column in another dtype."""
-    rows.role(name)
-    field = rows.schema.field(name)
-    if padding_of(field) is not None:
-        return cast_lists(field, rows.column(name), dtype)
-    column = to_arrow(cast_array(name, rows.array(name), dtype))
-    return field.with_type(column.type), column
 
 
 # -- checks of references: which columns and which stream a `Reference` may name, and its configuration ----------------
@@ -1129,19 +1214,14 @@ class ColumnStore:
             ColumnError: it is not numeric, or has nulls.
         """
         if name not in self._arrays:
-            self._arrays[name] = self._as_array(name)
+            field = self._schema.field(name)
+            ragged = flat_column(field, self._columns[name])
+            if ragged is not None:
+                self._arrays[name] = read_only(ragged.padded())
+            else:
+                field_spec(field)
+                check_complete(name, self._columns[name])
+                combined = contiguous(self._columns[name])
+                self._columns[name] = pa.chunked_array([combined])
+                self._arrays[name] = to_numpy(name, combined)
         return self._arrays[name]
-
-    def _as_array(self, name: str) -> np.ndarray:
-        """Return the array on Arrow's memory if possible: chunks are combined, bool unpacked, and ragged rows padded,
-        in a copy.
-        """
-        field = self._schema.field(name)
-        ragged = flat_column(field, self._columns[name])
-        if ragged is not None:
-            return read_only(ragged.padded())
-        field_spec(field)
-        check_complete(name, self._columns[name])
-        combined = contiguous(self._columns[name])
-        self._columns[name] = pa.chunked_array([combined])
-        return to_numpy(name, combined)

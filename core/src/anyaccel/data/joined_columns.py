@@ -114,7 +114,18 @@ def _exact_columns(rows: Rows, names: Sequence[str], joined: str, target: Any) -
     """Return the columns in place; integers joined with floats are checked to be exact in both dtypes."""
     if len(names) > 1 and np.dtype(joined).kind == "f":
         for name in names:
-            _check_exact(rows, name, [np.dtype(joined), np.dtype(target)])
+            dtypes = [np.dtype(joined), np.dtype(target)]
+            if np.dtype(rows.spec(name).dtype).kind not in "iu":
+                continue
+            array = rows.array(name)
+            for dtype in dtypes:
+                if dtype.kind == "f" and (problem := first_unrepresentable(array, dtype)) is not None:
+                    raise ColumnError(
+                        f"column {name!r} of {rows.label!r} is joined with floats as {dtype}: row {problem[0]} holds "
+                        f"{problem[1]}",
+                        cause=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
+                        hint=f"scale them with fit_transform() and a scaler, or leave {name!r} out of this reference",
+                    )
     return chunked_columns(rows, names)
 
 
@@ -132,20 +143,6 @@ def _promoted(label: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> 
         cause="no integer dtype holds both",
         hint=f"cast({{{names[unsigned]!r}: 'int64'}}, keep_splits=True), or use separate references as separate inputs",
     )
-
-
-def _check_exact(rows: Rows, name: str, dtypes: Sequence[np.dtype[Any]]) -> None:
-    if np.dtype(rows.spec(name).dtype).kind not in "iu":
-        return
-    array = rows.array(name)
-    for dtype in dtypes:
-        if dtype.kind == "f" and (problem := first_unrepresentable(array, dtype)) is not None:
-            raise ColumnError(
-                f"column {name!r} of {rows.label!r} is joined with floats as {dtype}: row {problem[0]} holds "
-                f"{problem[1]}",
-                cause=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
-                hint=f"scale them with fit_transform() and a scaler, or leave {name!r} out of this reference",
-            )
 
 
 def join(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -265,7 +262,12 @@ def copy_joined(columns: Sequence[ChunkedColumn], out: np.ndarray) -> np.ndarray
 
     A single column has the shape of `out`. Large copies are shared between a few threads.
     """
-    places = _places(columns)
+    is_spread = len(columns) > 1 and any(column.is_scalar for column in columns)
+    rows = next((column.rows for column in columns if column.rows is not None), None)
+    if rows is None or _ascends(rows) or not (is_spread or any(len(column.chunks) > 1 for column in columns)):
+        places = None
+    else:
+        places = np.argsort(rows)
     columns = columns if places is None else _ascending(columns, places)
     # The first row of each thread, and the row after its last.
     count = max(1, min(_THREADS, _usable_processors(), out.nbytes // _SHARE))
@@ -305,18 +307,6 @@ def _copy(columns: Sequence[ChunkedColumn], places: np.ndarray | None, out: np.n
         else:
             _write(runs, begin, end, rows[: end - begin], scratch)
             _scatter(rows[: end - begin], places[begin:end], out)
-
-
-def _places(columns: Sequence[ChunkedColumn]) -> np.ndarray | None:
-    """Return the targets of rows that are read in ascending order, int64 [n]; None if they are read in their own order.
-
-    With many scalar columns, or many chunks, a row is collected from many places: that is cheap only in memory order.
-    """
-    is_spread = len(columns) > 1 and any(column.is_scalar for column in columns)
-    rows = next((column.rows for column in columns if column.rows is not None), None)
-    if rows is None or _ascends(rows) or not (is_spread or any(len(column.chunks) > 1 for column in columns)):
-        return None
-    return np.argsort(rows)
 
 
 def _ascending(columns: Sequence[ChunkedColumn], places: np.ndarray) -> list[ChunkedColumn]:

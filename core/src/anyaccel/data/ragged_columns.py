@@ -144,33 +144,47 @@ def padded_table(table: Any, pads: dict[str, Pad]) -> Any:
     for name, pad in pads.items():
         index = table.schema.get_field_index(name)
         field, column = table.schema.field(index), table.column(index)
-        lists = _checked_lists(name, contiguous(column))
-        padding = _padding(name, pad, int(np.diff(lists.offsets.to_numpy()).max(initial=0)), lists.type.value_type)
+        lists = contiguous(column)
+        if is_numeric(lists.type) and column_spec(name, lists.type).shape:
+            array = to_numpy(name, lists)
+            lists = _lists(array.reshape(-1, *array.shape[2:]), np.full(len(array), array.shape[1]))
+        else:
+            if not is_list(lists.type):
+                raise _not_lists(name, lists.type)
+            if lists.null_count:
+                raise missing_values(name, lists.is_null().to_numpy(zero_copy_only=False))
+            values = lists.flatten()
+            values = inner_fixed(name, values)
+            if not is_numeric(values.type):
+                raise not_numbers(name, f"lists of {values.type}")
+            offsets = lists.offsets.to_numpy().astype(np.int64)
+            lists = pa.LargeListArray.from_arrays(pa.array(offsets - offsets[0]), values)
+        longest = int(np.diff(lists.offsets.to_numpy()).max(initial=0))
+        dtype = np.dtype(column_spec(name, lists.type.value_type).dtype)
+        if dtype != np.dtype(bool) and first_unrepresentable(np.array([pad.value]), dtype) is not None:
+            raise ColumnError(
+                f"column {name!r} is of {dtype}, which cannot hold the padding value {pad.value!r}",
+                hint=f"choose a {dtype} value, or convert the column first",
+            )
+        padding = Padding(dtype.type(pad.value).item(), pad.multiple_of, longest, fixed=False, mask=pad.mask)
+        if pad.length is None:
+            padding = replace(padding, longest=padding.rounded(longest))
+        else:
+            padding = replace(padding, longest=pad.length, fixed=True)
+            _check_longest(name, longest, padding)
         stamped = padding.stamped(field.with_type(lists.type))
         check_ragged(stamped, pa.chunked_array([lists]))
         table = table.set_column(index, stamped, pa.chunked_array([lists]))
         if pad.mask is not None:
-            masks[pad.mask] = _mask(pad.mask, lists, replace(padding, value=0, mask=None))
+            padding = replace(padding, value=0, mask=None)
+            dtype_of_mask = mask_dtype(np.dtype(column_spec(pad.mask, lists.type.value_type).dtype))
+            ones = pa.array(np.ones(len(lists.values), dtype_of_mask))
+            mask = pa.LargeListArray.from_arrays(lists.offsets, ones)
+            mask_field = pa.field(pad.mask, mask.type, metadata={b"anyaccel.role": b"feature"})
+            masks[pad.mask] = padding.stamped(mask_field), pa.chunked_array([mask])
     for field, mask in masks.values():
         table = table.append_column(field, mask)
     return table
-
-
-def _checked_lists(name: str, lists: Any) -> Any:
-    """Return lists of numbers, or of vectors of one shape, whose offsets begin at their own values."""
-    if is_numeric(lists.type) and column_spec(name, lists.type).shape:
-        array = to_numpy(name, lists)
-        return _lists(array.reshape(-1, *array.shape[2:]), np.full(len(array), array.shape[1]))
-    if not is_list(lists.type):
-        raise _not_lists(name, lists.type)
-    if lists.null_count:
-        raise missing_values(name, lists.is_null().to_numpy(zero_copy_only=False))
-    values = lists.flatten()
-    values = inner_fixed(name, values)
-    if not is_numeric(values.type):
-        raise not_numbers(name, f"lists of {values.type}")
-    offsets = lists.offsets.to_numpy().astype(np.int64)
-    return pa.LargeListArray.from_arrays(pa.array(offsets - offsets[0]), values)
 
 
 def _not_lists(name: str, dtype: Any) -> ColumnError:
@@ -179,29 +193,6 @@ def _not_lists(name: str, dtype: Any) -> ColumnError:
         available="lists, or arrays, one for each row",
         hint="leave it out of pad=",
     )
-
-
-def _padding(name: str, pad: Pad, longest: int, value_type: Any) -> Padding:
-    dtype = np.dtype(column_spec(name, value_type).dtype)
-    if dtype != np.dtype(bool) and first_unrepresentable(np.array([pad.value]), dtype) is not None:
-        raise ColumnError(
-            f"column {name!r} is of {dtype}, which cannot hold the padding value {pad.value!r}",
-            hint=f"choose a {dtype} value, or convert the column first",
-        )
-    padding = Padding(dtype.type(pad.value).item(), pad.multiple_of, longest, fixed=False, mask=pad.mask)
-    if pad.length is None:
-        return replace(padding, longest=padding.rounded(longest))
-    padding = replace(padding, longest=pad.length, fixed=True)
-    _check_longest(name, longest, padding)
-    return padding
-
-
-def _mask(name: str, lists: Any, padding: Padding) -> tuple[Any, Any]:
-    dtype = mask_dtype(np.dtype(column_spec(name, lists.type.value_type).dtype))
-    ones = pa.array(np.ones(len(lists.values), dtype))
-    mask = pa.LargeListArray.from_arrays(lists.offsets, ones)
-    field = pa.field(name, mask.type, metadata={b"anyaccel.role": b"feature"})
-    return padding.stamped(field), pa.chunked_array([mask])
 
 
 def _not_rows(name: str, problem: str) -> ColumnError:

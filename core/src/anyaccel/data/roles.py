@@ -150,7 +150,19 @@ def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnErro
 def assign_roles(label: str, columns: Sequence[str], role_names: RoleNames) -> dict[str, str]:
     """Return the role of each chosen column, by name, in the order features, targets, tags."""
     roles: dict[str, str] = {}
-    for role, names in zip(ROLES, _without_rest(label, columns, role_names), strict=True):
+    open_ = [role for role, names in zip(ROLES, role_names, strict=True) if names is ...]
+    if len(open_) > 1:
+        raise ColumnError(
+            f"both the {open_[0]}s and the {open_[1]}s of {label!r} are set to '...'",
+            available=listed(columns),
+            hint="use ... for one role, and name the columns of the others",
+        )
+    named = [() if names is ... else names_of(names) for names in role_names]
+    taken = {name for names in named for name in names}
+    rest = names_of(dict.fromkeys(name for name in columns if name not in taken)) if open_ else ()
+    for role, names in zip(
+        ROLES, [rest if names is ... else listed for names, listed in zip(role_names, named, strict=True)], strict=True
+    ):
         for name in names:
             if name not in columns:
                 raise no_column(label, name, columns)
@@ -163,21 +175,6 @@ def assign_roles(label: str, columns: Sequence[str], role_names: RoleNames) -> d
             roles[name] = role
     _check(label, columns, roles, needs_feature=role_names.tags is not ...)
     return roles
-
-
-def _without_rest(label: str, columns: Sequence[str], role_names: RoleNames) -> list[tuple[str, ...]]:
-    """Return names of the columns of each role; `...` becomes the columns that no role names."""
-    open_ = [role for role, names in zip(ROLES, role_names, strict=True) if names is ...]
-    if len(open_) > 1:
-        raise ColumnError(
-            f"both the {open_[0]}s and the {open_[1]}s of {label!r} are set to '...'",
-            available=listed(columns),
-            hint="use ... for one role, and name the columns of the others",
-        )
-    named = [() if names is ... else names_of(names) for names in role_names]
-    taken = {name for names in named for name in names}
-    rest = names_of(dict.fromkeys(name for name in columns if name not in taken)) if open_ else ()
-    return [rest if names is ... else listed for names, listed in zip(role_names, named, strict=True)]
 
 
 def chosen_roles(label: str, schema: Any, role_names: RoleNames) -> dict[str, str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +17,465 @@ import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.backend import Compute
 from anyaccel.call_hints import call_hints
-from anyaccel.data import BatchSource, FeatureSet, Sampler
-from anyaccel.data.roles import Names, listed, names_of
-from anyaccel.errors import PhaseError, ShapeError, TableWarning
+from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, Sampler, Source
+from anyaccel.data.roles import Names, listed, names_of, no_column, stamp
+from anyaccel.device import Device
+from anyaccel.errors import ColumnError, PhaseError, PluginError, ShapeError, TableWarning
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.labelled_data import LabelledData, labelled_data
 from anyaccel.fitting.model_loss import model_loss, refuse_other_loss, refuse_table_settings
-from anyaccel.fitting.row_weights import RowColumns
 from anyaccel.fitting.scaled_targets import metrics_in_units
-from anyaccel.fitting.table_models import DEFAULTS, MLP_DEFAULTS, TableModel, batch_size_for
 from anyaccel.fitting.tables import (
+    LABEL,
+    TRAIN,
+    VALIDATION,
     Preprocessing,
+    RowSplit,
     TrainingData,
     check_names,
+    column_names,
     is_table,
     loss_of_target,
+    named_pair,
     raw_table,
     readable,
     refuse_position,
+    tag_table,
     training_data,
     treatment_in,
 )
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
 from anyaccel.fitting.written_code import recipe_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
+from anyaccel.install_hints import PREFERRED_FRAMEWORKS, distribution_for, install_line
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping, EvalPhase, TrainPhase
 from anyaccel.phases.settings import checked_callbacks
 from anyaccel.precision import LossScale
-from anyaccel.specs import takes_classes
+from anyaccel.registry import registry
+from anyaccel.specs import Optimizer, takes_classes
+from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
+
+# -- Models that `fit` builds for the data's widths, from a name or a function of the widths --------------------------
+
+
+NAMES = {"mlp": "TabularMLP"}
+"""Class in `Compute.models()` for each model name in `fit`."""
+_BUILT_IN = "numpy"
+
+DEFAULTS: Mapping[str, Any] = {"epochs": 10, "optimizer": "adam"}
+"""Defaults of `fit` for your own model; others are those of TrainPhase."""
+MLP_DEFAULTS: Mapping[str, Any] = {
+    "epochs": 100,
+    "optimizer": Optimizer("adamw", lr=1e-3),
+    "early_stopping": 10,
+}
+"""Defaults of `fit` for a named model; early stopping applies if there is a validation."""
+_STEPS, _LEAST_ROWS, _MOST_ROWS = 32, 128, 1024  # steps of an epoch, and rows of a batch
+
+
+def batch_size_for(n_rows: int) -> int:
+    """Return the default batch size of a named model: the power of 2 that makes about 32 steps an epoch, 128 to 1024.
+
+    On the tables of the benchmarks with more than 8,000 rows, larger batches score higher and train faster.
+    """
+    return int(min(max(2 ** round(math.log2(max(n_rows, 1) / _STEPS)), _LEAST_ROWS), _MOST_ROWS))
+
+
+class TableModel:
+    """The model of a fit: one that the user passed, or one that is built for the widths of the data.
+
+    Args:
+        model: A model; a name in `NAMES`; or a function or class of (n_features, n_outputs).
+        framework: Framework of a named model; None for the first one that is installed and has the accelerator.
+        accelerator: Accelerator of `fit`.
+
+    Attributes:
+        is_sized: Whether the model is built for the widths.
+        embeds: Whether the model takes category codes.
+
+    Raises:
+        PhaseError: The name is unknown, or `framework` is set for a model that already has one.
+    """
+
+    def __init__(self, model: Any, framework: str | None, accelerator: Any) -> None:
+        is_function = isinstance(model, functools.partial) or inspect.isroutine(model)
+        is_class = isinstance(model, type) and not hasattr(model, "fit")  # the class of an estimator takes no widths
+        self.is_sized, self.embeds = isinstance(model, str) or is_function or is_class, isinstance(model, str)
+        self._model, self._framework, self._accelerator = model, framework, accelerator
+        if isinstance(model, str) and model not in NAMES:
+            raise PhaseError(
+                f"fit has no model called {model!r}",
+                available=", ".join(NAMES),
+                hint=did_you_mean(model, NAMES, "write 'mlp', or pass a model of a framework"),
+            )
+        is_estimator = all(hasattr(model, name) for name in ("fit", "get_params", "set_params"))
+        if is_estimator and not hasattr(model, "partial_fit"):
+            kind = model.__name__ if isinstance(model, type) else type(model).__name__
+            raise PhaseError(
+                f"fit trains a model step by step, but a {kind} is an estimator that learns in one call",
+                hint="call its own fit, estimator.fit(x, y); in a graph with networks, use FitPhase(...)",
+            )
+        if framework is not None and not self.embeds:
+            what = (
+                "a function that creates models of its own framework"
+                if self.is_sized
+                else ("a model, which already has a framework")
+            )
+            problem = f"fit has framework={framework!r} and {what}"
+            raise PhaseError(problem, hint="leave framework= out, or write fit('mlp', ...)")
+
+    def made_for(self, prepared: TrainingData, losses: FitLosses) -> Any:
+        """Return the model for these data.
+
+        Raises:
+            PhaseError: The widths of the data are unknown, or the function does not return a model.
+        """
+        if not self.is_sized:
+            return self._model
+        widths, data = prepared.widths, prepared.data
+        if widths is None or isinstance(data, Source):
+            raise PhaseError(
+                f"fit creates {_named(self._model)} for the widths of a table, but these data are a source of batches",
+                hint="pass the model itself, or a table",
+            )
+        n_outputs = sum(losses.n_classes(name, data) or 0 for name in data.targets)
+        n_outputs = n_outputs or widths.n_outputs
+        if isinstance(self._model, str):
+            make: Any = _framework_models(self._framework, self._accelerator)[NAMES[self._model]]
+            return make(widths.n_numbers, widths.cardinalities, n_outputs)
+        try:
+            made = self._model(widths.n_features, n_outputs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # the error comes from inside the function
+            is_class = isinstance(self._model, type)
+            raise PhaseError(
+                f"{_named(self._model)} does not accept the widths of a model: {error}",
+                cause=f"fit calls it with {widths.n_features} features and {n_outputs} outputs",
+                hint=f"pass a model, {self._model.__name__}(), or lambda n_features, n_outputs: MODEL"
+                if is_class
+                else "write lambda n_features, n_outputs: MODEL, or pass the model itself",
+            ) from error
+        if made is None or isinstance(made, type):
+            problem = f"{_named(self._model)} returned {shown(made)} instead of a model"
+            raise PhaseError(problem, hint="return a model: lambda n_features, n_outputs: MODEL")
+        return made
+
+
+def _named(model: Any) -> str:
+    """Return the name of a model, a function or a class, for messages."""
+    if isinstance(model, str):
+        return repr(model)
+    if isinstance(model, type):
+        return f"the class {model.__name__}"
+    return f"the function {getattr(model, '__qualname__', '').rpartition('.')[2] or shown(model)}"
+
+
+def _framework_models(framework: str | None, accelerator: Any) -> Any:
+    """Return the models of a framework by name: of the requested one, or of the first that can use the device."""
+    if framework is not None:
+        backend = registry().computing(framework)
+        if "TabularMLP" not in backend.models():
+            raise PhaseError(
+                f"the backend of {framework} has no TabularMLP",
+                available=listed(sorted(backend.models())),
+                hint="choose another framework, or pass a model of it",
+            )
+        return backend.models()
+    installed = registry().frameworks
+    others = [name for name in installed if name not in (*PREFERRED_FRAMEWORKS, _BUILT_IN)]
+    kind = None if accelerator == "auto" else _kind_of(accelerator)
+    for name in (*PREFERRED_FRAMEWORKS, *others):
+        if name in installed and (kind is None or kind in registry().kinds(name)) and (models := _models_of(name)):
+            return models
+    if kind in (None, "cpu"):
+        hint = install_line(distribution_for(PREFERRED_FRAMEWORKS[0]))
+        text = "fit: no framework with an anyaccel plugin is installed, so 'mlp' trains with NumPy on the CPU. "
+        warnings.warn(f"{text}Hint: {hint}, or write framework={_BUILT_IN!r}", UserWarning, stacklevel=user_level())
+    return registry().computing(_BUILT_IN).models()
+
+
+def _kind_of(accelerator: Any) -> str | None:
+    if isinstance(accelerator, Device):
+        return accelerator.kind
+    return accelerator.partition(":")[0] if isinstance(accelerator, str) else None
+
+
+def _models_of(framework: str) -> Any:
+    """Return the models of a framework if it has TabularMLP; None if only its plugin is installed."""
+    backend = registry().find(framework)
+    try:
+        models = backend.models() if isinstance(backend, Compute) else {}
+    except (ImportError, PluginError):
+        return None
+    return models if "TabularMLP" in models else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# -- RowColumns: the columns of `fit` for weights of rows, groups and strata ------------------------------------------
+
+
+_CLASSES, _YES_OR_NO = "cross_entropy", "binary_cross_entropy"
+_WEIGHTS, _BALANCED = "sample_weight", "balanced"
+
+
+class RowColumns:
+    """The columns of a table with the weights of rows, and with the rows that stay in one split.
+
+    Args:
+        sample_weight: Column with the weight of each row, or an array; None for equal weights.
+        class_weights: `"balanced"`, weights by class, or a list with one weight per class in order; None for equal
+            weights.
+        group: Columns whose equal values stay in one split; they are not features.
+        stratify: Columns whose values are spread evenly over the splits; True for the target.
+    """
+
+    def __init__(self, sample_weight: Any, class_weights: Any, group: Names, stratify: Names | bool) -> None:
+        check_names(group=group, stratify=stratify)
+        self._sample_weight, self._class_weights = sample_weight, class_weights
+        self._group, self._stratify = group, None if stratify is False else stratify
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any of these settings is used."""
+        return any(it is not None for it in (self._sample_weight, self._class_weights, self._group, self._stratify))
+
+    def refuse(self, why: str) -> None:
+        """Raise PhaseError if a setting is used with data or a model that does not support it."""
+        if self.is_asked:
+            named = {"sample_weight": self._sample_weight, "class_weights": self._class_weights}
+            named |= {"group": self._group, "stratify": self._stratify}
+            name = next(name for name, value in named.items() if value is not None)
+            raise PhaseError(f"fit has {name}=, but {why}", hint=f"leave {name}= out")
+
+    def read(self, data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
+        """Return the data with the names of the features, without the columns of weights and groups.
+
+        Raises:
+            PhaseError: The data are not a table.
+            ColumnError: A column is missing.
+        """
+        if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
+            self.refuse("data that are read in batches")
+        if is_table(data):
+            data, features, target = named_pair(data, features, target)
+        self._data, self._target = data, names_of(target)
+        if isinstance(data, (FeatureSet, FeatureSetView)):
+            there = [*data.columns]
+        else:
+            names = column_names(data)
+            there = list(tag_table(data, ...).column_names) if names is None else names
+        weights = (self._sample_weight,) if isinstance(self._sample_weight, str) else ()
+        apart = (*weights, *names_of(self._group))
+        for name in (*apart, *(names_of(self._stratify) if self._stratify is not True else ())):
+            if name not in there:
+                raise no_column(LABEL, name, there)
+        wrong = [name for name in apart if name in self._target]
+        if wrong:
+            problem = f"column {wrong[0]!r} is the target, but is also named in sample_weight= or group="
+            raise ColumnError(problem, hint="name another column")
+        if apart:
+            of_data = there if is_table(data) else data.features
+            chosen = of_data if features is None else names_of(features)
+            features = [name for name in chosen if name not in (*apart, *self._target)]
+        return data, features, target
+
+    def split(self, validation: Any, seed: int) -> Any:
+        """Return a fraction of the rows as a RowSplit that preserves groups and strata; any other validation unchanged.
+
+        Raises:
+            PhaseError: The validation is not a fraction of the rows.
+            SplitError: Groups or strata cannot be split like this.
+        """
+        if self._group is None and self._stratify is None:
+            return validation
+        if not isinstance(validation, Real) or isinstance(validation, bool) or not 0 < float(validation) < 1:
+            name = "group" if self._stratify is None else "stratify"
+            problem = f"fit has {name}= and validation={shown(validation)}, but no fraction of the rows to split off"
+            raise PhaseError(problem, hint=f"write validation=0.2, or leave {name}= out")
+        strata = self._target if self._stratify is True else names_of(self._stratify)
+        if self._stratify is True and not strata:
+            raise PhaseError("fit has stratify=True but no named target", hint="write stratify='COLUMN'")
+        groups, data = names_of(self._group), self._data
+        if is_table(data):
+            names = list(dict.fromkeys((*strata, *groups)))
+            rows: Any = FeatureSet(LABEL, stamp(tag_table(data, names), dict.fromkeys(names, "tag")))
+        else:
+            rows = data
+        view, shares = rows.view(), {TRAIN: 1.0 - float(validation), VALIDATION: float(validation)}
+        copy = FeatureSetView(view.feature_set.cast({}), view.name, view.rows)  # the copy gets the splits
+        parts = copy.split_random(shares, seed, stratify_by=strata or None, group_by=groups or None)
+        return RowSplit(parts[TRAIN].rows, parts[VALIDATION].rows)
+
+    def weighted(self, prepared: TrainingData, losses: Sequence[AppliedLoss], validation_data: Any) -> TrainingData:
+        """Return the data with the weights of their rows as a column, including the validation data.
+
+        Args:
+            prepared: Data of the fit.
+            losses: Losses to weight.
+            validation_data: Validation as passed to `fit`.
+
+        Raises:
+            PhaseError: The weights match neither the rows nor the classes.
+        """
+        data = prepared.data
+        if not self._weighs or not isinstance(data, FeatureSet):
+            return prepared
+        train = data.split(prepared.train).rows
+        by_class = self._by_class(data, train, losses)
+        weights = self._of_rows(data, self._data, "the data") * self._of_classes(data, by_class)
+        if not weights[train].any():
+            raise PhaseError("fit: the weights of all training rows are 0", hint="set a positive weight for some rows")
+        column = _WEIGHTS
+        while column in data.columns:
+            column += "_"
+        self._weights = f"{data.label}.{column}"
+        data, validation = data.with_tags({column: weights}), prepared.validation
+        if isinstance(validation, Mapping):
+            ((label, rows),) = validation.items()
+            base = rows.view().feature_set
+            of_rows = self._of_rows(base, validation_data, "the validation") * self._of_classes(base, by_class)
+            base = base.with_tags({column: of_rows})
+            is_view = isinstance(rows, FeatureSetView)
+            validation = {label: FeatureSetView(base, rows.name, rows.rows) if is_view else base}
+        return replace(prepared, data=data, validation=validation)
+
+    def applied(self, losses: Sequence[AppliedLoss]) -> tuple[AppliedLoss, ...]:
+        """Return the losses with the weights of the rows."""
+        if not self._weighs:
+            return tuple(losses)
+        named = [loss for loss in losses if loss.sample_weight is not None]
+        if named:
+            problem = "fit has weights, but its loss also has sample_weight="
+            raise PhaseError(problem, hint="set the weights in only one of them")
+        return tuple(
+            AppliedLoss(
+                loss.loss,
+                loss.on or None,
+                loss.inputs,
+                loss.weight,
+                loss.label or None,
+                sample_weight=self._weights,
+                mask=loss.mask,
+            )
+            for loss in losses
+        )
+
+    @property
+    def _weighs(self) -> bool:
+        return self._sample_weight is not None or self._class_weights is not None
+
+    def _of_rows(self, data: FeatureSet, weighted_rows: Any, what: str) -> np.ndarray:
+        """Return the weight of each row, [n]."""
+        weights: Any = self._sample_weight
+        if weights is None:
+            return np.ones(len(data))
+        if isinstance(weights, str):
+            where = f"column {weights!r}"
+            rows = weighted_rows.view().feature_set if isinstance(weighted_rows, (FeatureSet, FeatureSetView)) else None
+            column = tag_table(weighted_rows, [weights]).column(weights) if rows is None else rows.column(weights)
+            values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
+        else:
+            where, values = "sample_weight=", np.asarray(weights)
+            if what != "the data":
+                problem = "fit has sample_weight= as an array, but the weights of the other validation rows are missing"
+                raise PhaseError(problem, hint="name a column that both have: sample_weight='COLUMN'")
+        if values.shape != (len(data),):
+            raise PhaseError(
+                f"fit: {where} of shape {list(values.shape)} has no weight for each of {len(data)} rows",
+                hint="pass one number per row",
+            )
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise PhaseError(
+                f"fit: {where} has weights that are not numbers", hint="use numbers of 0 or more"
+            ) from error
+        wrong = ~(np.isfinite(values) & (values >= 0))
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise PhaseError(
+                f"fit: {where} has {int(wrong.sum())} weights of {what} that are negative, infinite or missing, the "
+                f"first in row {row}: {values[row]}",
+                hint="use numbers of 0 or more",
+            )
+        return values
+
+    def _by_class(self, data: FeatureSet, train: np.ndarray, losses: Sequence[AppliedLoss]) -> np.ndarray | None:
+        """Return the weight of each class, [classes]; None if they are equal."""
+        asked: Any = self._class_weights
+        if asked is None:
+            return None
+        loss = losses[0].loss if len(losses) == 1 else None
+        is_classes = loss is not None and loss.own is None and loss.name in (_CLASSES, _YES_OR_NO)
+        if not is_classes or len(data.targets) != 1 or data.array(data.targets[0]).ndim > 1:
+            name = "several losses" if loss is None else f"the loss {loss.name!r}"
+            raise PhaseError(
+                f"fit has class_weights={shown(asked)}, but {name} has no classes",
+                available=f"class_weights for one target and loss={_CLASSES!r} or {_YES_OR_NO!r}",
+                hint="set the weight of each row instead: sample_weight='COLUMN'",
+            )
+        codes = class_codes(data)
+        names = data.inverse(np.arange(max(2, int(codes.max()) + 1)), data.targets).tolist()
+        counts = np.bincount(codes[train], minlength=len(names))
+        if isinstance(asked, str):
+            if asked != _BALANCED:
+                problem = f"fit: class_weights={asked!r} is not a rule for weights"
+                raise PhaseError(problem, available=repr(_BALANCED), hint=f"write class_weights={_BALANCED!r}")
+            n_present = int((counts > 0).sum())
+            return np.where(counts > 0, len(train) / (n_present * np.maximum(counts, 1)), 1.0)
+        if isinstance(asked, Mapping):
+            unknown = [name for name in asked if name not in names]
+            if unknown:
+                raise PhaseError(
+                    f"fit: class_weights has a weight for {unknown[0]!r}, which is not a class of {data.targets[0]!r}",
+                    available=listed(map(repr, names)),
+                    hint="use the classes of the target: class_weights={CLASS: 2.0}",
+                )
+            values = [asked.get(name, 1.0) for name in names]
+        else:
+            values = list(
+                asked.tolist() if hasattr(asked, "tolist") else asked if isinstance(asked, (list, tuple)) else ()
+            )
+            if len(values) != len(names):
+                raise PhaseError(
+                    f"fit: class_weights={shown(asked)} has no weight for each of {len(names)} classes",
+                    available=f"classes in order: {listed(map(repr, names))}",
+                    hint="pass a number for each, or class_weights={CLASS: 2.0}",
+                )
+        wrong = [value for value in values if not (isinstance(value, Real) and 0 <= float(value) < math.inf)]
+        if wrong:
+            problem = f"fit: class_weights has {shown(wrong[0])}, which is not a weight"
+            raise PhaseError(problem, hint="use numbers of 0 or more")
+        return np.array(values, np.float64)
+
+    def _of_classes(self, data: FeatureSet, by_class: np.ndarray | None) -> np.ndarray:
+        return np.ones(len(data)) if by_class is None else by_class[class_codes(data)]
+
+
+def class_codes(data: FeatureSet) -> np.ndarray:
+    """Return the class index of each row, [n], of the only target.
+
+    Raises:
+        PhaseError: The target does not hold classes.
+    """
+    values = data.array(data.targets[0])
+    codes = values.astype(np.int64)
+    if values.ndim != 1 or (codes != values).any() or codes.min() < 0:
+        problem = f"fit has class_weights=, and the target {data.targets[0]!r} has values other than class numbers"
+        raise PhaseError(problem, hint="set the weight of each row instead: sample_weight='COLUMN'")
+    return codes
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 NODE = "model"
 
@@ -239,7 +670,12 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     patience = defaults.get("early_stopping") if prepared.validation is not None else None
     stopping = _stopping(patience if early_stopping is None else early_stopping, prepared)
     if batch_size is not None and isinstance(prepared.train, BatchSource):
-        _check_batch_size(batch_size, passed)
+        # Refuse a batch size for data that already come in batches.
+        size = getattr(passed, "batch_size", None)
+        if size != batch_size:
+            has = "that have their own size" if size is None else f"of {size} rows"
+            problem = f"fit has batch_size={shown(batch_size)}, but the data come in batches {has}"
+            raise PhaseError(problem, hint="leave batch_size out, and set the size where you create the batches")
     _check_has_effect(sampler, validate_every, loss_scale, precision, prepared)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
@@ -307,19 +743,6 @@ def _not_finite(losses: Any, data: Any) -> PhaseError:
         hint="lower lr, optimizer=Optimizer('adam', lr=1e-4), or scale large numbers, scaler='standard'; "
         "on_nan='ignore' returns the model anyway",
     )
-
-
-def _check_batch_size(batch_size: int, data: Any) -> None:
-    """Refuse a batch size for data that already come in batches.
-
-    Raises:
-        PhaseError: The batches have another size, or their size is unknown.
-    """
-    size = getattr(data, "batch_size", None)
-    if size != batch_size:
-        has = "that have their own size" if size is None else f"of {size} rows"
-        problem = f"fit has batch_size={shown(batch_size)}, but the data come in batches {has}"
-        raise PhaseError(problem, hint="leave batch_size out, and set the size where you create the batches")
 
 
 def _check_has_effect(

@@ -19,7 +19,7 @@ from pyarrow import compute
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
-from anyaccel.data import DataSchema, FeatureSet, FeatureSetView, Source, as_source
+from anyaccel.data import DataSchema, FeatureSet, FeatureSetView, Rows, Source, as_source
 from anyaccel.data.arrow_columns import contiguous, is_list, is_numeric, list_leaf, to_numpy
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.array_conversion import tag_column
@@ -30,10 +30,67 @@ from anyaccel.data.roles import Names, NamesOrRest, RoleNames, listed, names_of,
 from anyaccel.data.transforms import FittedTransform
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import ColumnError, DataError, PhaseError, TableWarning
-from anyaccel.fitting.text_values import NUMBERS, code_to_read, share_like
 from anyaccel.formulas import LOSSES
 from anyaccel.specs import Loss, takes_classes
 from anyaccel.user_level import user_level
+
+# -- Text that looks like numbers or dates, and the pandas code that reads it as such ---------------------------------
+
+
+NUMBERS, DATES = "numbers", "dates"
+
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_LIKE = {
+    NUMBERS: r"^\s*[-+]?\s*[$€£¥]?\s*(\d+([.,]\d*)*|[.,]\d+)([eE][-+]?\d+)?\s*[%$€£¥]?\s*$",
+    DATES: r"(?i)^\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|"
+    rf"\d{{1,2}}\.?[ -]{_MONTH}[ -]\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})([T ,].*)?$",
+}
+_THOUSANDS = r"^\s*[-+$€£¥]*\s*\d{1,3}(,\d{3})+(\.\d*)?\s*[%$€£¥]?\s*$"
+_COMMA, _SYMBOLS = r",", r"[%$€£¥]"
+_DAY_FIRST, _MONTH_FIRST = r"^\s*(1[3-9]|2\d|3[01])[-/.]", r"^\s*\d{1,2}[-/.](1[3-9]|2\d|3[01])[-/.]"
+_YEAR_FIRST = r"^\s*\d{4}[-/.]"
+_SEPARATED = r"^\s*\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
+
+
+def share_like(column: Any, what: str) -> float:
+    """Return the fraction of a column's texts that look like NUMBERS or like DATES."""
+    return _share(column, _LIKE[what])
+
+
+def code_to_read(name: str, column: Any, what: str) -> str:
+    """Return pandas code that reads a column of text as NUMBERS or DATES, with the thousands, decimal commas, percent
+    signs and order of day and month that its values have.
+    """
+    texts, like = f"table[{name!r}]", column.filter(compute.match_substring_regex(column, _LIKE[what]))
+    if what == NUMBERS:
+        has_comma, signs = _share(like, _COMMA) > 0, "%$€£¥" if _share(like, _SYMBOLS) else ""
+        is_thousands = has_comma and _share(like.filter(compute.match_substring_regex(like, _COMMA)), _THOUSANDS) == 1
+        if signs or is_thousands:
+            texts += f".str.replace('[{signs}{',' if is_thousands else ''} ]', '', regex=True)"
+        if has_comma and not is_thousands:
+            texts += ".str.replace('.', '').str.replace(',', '.')"
+        return f"pandas.to_numeric({texts}, errors='coerce')"
+    errors = ", errors='coerce'" if len(like) < len(column) - column.null_count else ""
+    if not _share(like, _SEPARATED):
+        return f"pandas.to_datetime({texts}, format='mixed'{errors})"
+    order = f"dayfirst={_share(like, _DAY_FIRST) > _share(like, _MONTH_FIRST)}"
+    if not _share(like, _YEAR_FIRST):
+        return f"pandas.to_datetime({texts}, format='mixed', {order}{errors})"
+    others = f"pandas.to_datetime({texts}, format='mixed', {order}, errors='coerce')"  # it would turn ISO dates round
+    return f"pandas.to_datetime({texts}, format='ISO8601', errors='coerce').fillna({others})"
+
+
+def is_order_unknown(column: Any) -> bool:
+    """Return whether a date such as 3/4/2020 may begin with the day or with the month."""
+    return bool(_share(column, _SEPARATED)) and not _share(column, _DAY_FIRST) and not _share(column, _MONTH_FIRST)
+
+
+def _share(column: Any, pattern: str) -> float:
+    return compute.mean(compute.match_substring_regex(column, pattern).cast("uint8")).as_py() or 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 LABEL = "data"
 Columns = Mapping[str, Mapping[str, Any]]
@@ -63,6 +120,8 @@ def readable(data: Any) -> Any:
     Raises:
         DataError: The data are not a table, but can be converted to one.
     """
+    if isinstance(data, Rows):  # which suggests a name for each attribute that it lacks
+        return data
     kind = type(data).__name__
     if (
         isinstance(data, Mapping)
@@ -585,7 +644,21 @@ def raw_table(user_data: Any, features: Names | Mapping[str, Names], target: Nam
             )
             raise PhaseError(problem, hint="leave preprocess= out")
         if hasattr(table, "iloc") or isinstance(table, Mapping):
-            _check_numbers(table, list(chosen or ()))
+            names = list(chosen or ())
+            others: list[str] = []
+            for column_name in names:
+                values = table[column_name]
+                kind = str(getattr(values, "dtype", "object"))
+                is_text = kind == "object" and any(isinstance(value, str) for value in values)
+                if is_text or kind in ("str", "string", "category") or kind.startswith(("datetime", "<U")):
+                    others.append(column_name)
+            if others:
+                numbers = [column_name for column_name in names if column_name not in others]
+                word = "column" if len(others) == 1 else "columns"
+                raise ColumnError(
+                    f"{word} {listed(map(repr, others))} are not numbers, but preprocess=None does not change columns",
+                    hint=f"leave preprocess= out to encode them, or name the other columns: features={numbers}",
+                )
         return user_data
     is_asked = how.is_sized or changed or not isinstance(how.preprocess, str)
     if not is_asked and not _has_more_than_numbers(table, chosen):
@@ -736,28 +809,6 @@ def _check_text_classes(name: str, column: Any) -> None:
 
 def _is_like_number(value: str) -> bool:
     return share_like(pa.chunked_array([pa.array([value])]), NUMBERS) > 0
-
-
-def _check_numbers(table: Any, names: Sequence[str]) -> None:
-    """Refuse columns that are not numbers, because `preprocess=None` leaves them unchanged.
-
-    Raises:
-        ColumnError: A column holds text, dates or categories.
-    """
-    others: list[str] = []
-    for name in names:
-        values = table[name]
-        kind = str(getattr(values, "dtype", "object"))
-        is_text = kind == "object" and any(isinstance(value, str) for value in values)
-        if is_text or kind in ("str", "string", "category") or kind.startswith(("datetime", "<U")):
-            others.append(name)
-    if others:
-        numbers = [name for name in names if name not in others]
-        word = "column" if len(others) == 1 else "columns"
-        raise ColumnError(
-            f"{word} {listed(map(repr, others))} are not numbers, but preprocess=None does not change columns",
-            hint=f"leave preprocess= out to encode them, or name the other columns: features={numbers}",
-        )
 
 
 def _has_more_than_numbers(table: Any, names: Sequence[str] | None) -> bool:
@@ -959,7 +1010,15 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> F
         loss = loss_of(name)
         rule = None if loss is None else LOSSES.get(loss.name)
         if loss is not None and rule is not None and not rule.takes_classes and not rule.takes_logits:
-            raise _no_number(data, name, loss.name)
+            column = data.to_arrow().column(name)
+            values = enumerate(column.to_pylist())
+            row, value = next((pair for pair in values if not _is_number(pair[1])), (0, column[0].as_py()))
+            raise PhaseError(
+                f"the target {name!r} is {column.type}, but the loss {loss.name!r} compares numbers",
+                cause=f"row {row} has {shown(value)}",
+                hint="convert the column to numbers first (pandas: to_numeric(table[COLUMN])); for classes the loss is "
+                "'cross_entropy'",
+            )
         data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all", role="target")
         classes = len(np.unique(data.array(name)))
         if loss is not None and loss.name == "binary_cross_entropy" and classes > 2:
@@ -998,19 +1057,6 @@ def _are_float_classes(data: FeatureSet, name: str, loss: Loss) -> bool:
 
 def _is_float(data: FeatureSet, name: str) -> bool:
     return "float" in data.spec(name).dtype
-
-
-def _no_number(data: FeatureSet, name: str, loss: str) -> PhaseError:
-    """Return the error for a target that a loss of numbers cannot compare, as indices of its texts have no meaning."""
-    column = data.to_arrow().column(name)
-    values = enumerate(column.to_pylist())
-    row, value = next((pair for pair in values if not _is_number(pair[1])), (0, column[0].as_py()))
-    return PhaseError(
-        f"the target {name!r} is {column.type}, but the loss {loss!r} compares numbers",
-        cause=f"row {row} has {shown(value)}",
-        hint="convert the column to numbers first (pandas: to_numeric(table[COLUMN])); for classes the loss is "
-        "'cross_entropy'",
-    )
 
 
 def _is_number(value: Any) -> bool:

@@ -37,7 +37,15 @@ def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upst
     """
     if isinstance(features, Mapping):
         return {name: data.reference(columns) for name, columns in features.items()}
-    needed = _needed_arguments(model)
+    owners = registry().owners(model)
+    signature = registry().computing(owners[0]).signature(model) if owners else None
+    parameters = () if signature is None else signature.parameters.values()
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    needed = [parameter.name for parameter in named if parameter.default is parameter.empty]
     if len(needed) < 2:
         return data.reference()
     missing = [name for name in needed if name not in data.features]
@@ -50,24 +58,11 @@ def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upst
     return {name: data.reference(name) for name in needed}
 
 
-def _needed_arguments(model: Any) -> list[str]:
-    """Return the required arguments of a model's call, if its framework knows them."""
-    owners = registry().owners(model)
-    signature = registry().computing(owners[0]).signature(model) if owners else None
-    parameters = () if signature is None else signature.parameters.values()
-    named = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    return [parameter.name for parameter in named if parameter.default is parameter.empty]
-
-
 class FitLosses:
     """The losses of a fit: one, one per target, or AppliedLoss objects.
 
     Args:
-        given: A loss, a mapping from target columns to losses, or one or several AppliedLoss; None for no loss.
+        losses: A loss, a mapping from target columns to losses, or one or several AppliedLoss; None for no loss.
 
     Raises:
         PhaseError, SpecError: An object is not a loss.

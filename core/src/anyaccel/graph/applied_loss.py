@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -69,7 +68,11 @@ class AppliedLoss(Spec):
         at_least_0 = "a finite number of at least 0"
         weight = arguments.number(SpecError, where, "weight", weight, lambda it: it >= 0, at_least_0, 1.0)
         loss = loss if isinstance(loss, Loss) else Loss(loss)
-        if loss.own is None and loss.name == FROM_OUTPUT and not _is_one_output(inputs):
+        if (
+            loss.own is None
+            and loss.name == FROM_OUTPUT
+            and not (len(inputs) == 1 and inputs[0].startswith("outputs."))
+        ):
             problem, hint = (
                 f"{where}inputs={shown(inputs)} must be exactly one output",
                 f"write AppliedLoss.from_output({on!r}, 'loss')",
@@ -141,10 +144,6 @@ def _column(where: str, name: str, column: Any, loss: Loss) -> str | None:
         hint = f"pass it as an input of the loss: inputs=['outputs', 'targets', {column!r}]"
         raise SpecError(problem, available="named losses, and from_output", hint=hint)
     return text
-
-
-def _is_one_output(inputs: Sequence[str]) -> bool:
-    return len(inputs) == 1 and inputs[0].startswith("outputs.")
 
 
 def _are_names(value: Any) -> bool:

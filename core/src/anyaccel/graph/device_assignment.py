@@ -129,7 +129,20 @@ class DeviceAssigner:
         _check_shared(models, assigned)
         for label in reversed(labels):
             if label not in assigned:
-                assigned[label] = self._concat(label, assigned)
+                around = [*topology.consumers(label, self.nodes), *topology.parents(self.nodes[label], self.nodes)]
+                neighbours = [assigned[other] for other in around if other in assigned]
+                framework = self.shapes.frameworks[label]
+                same = [other for other in neighbours if other.framework == framework]
+                if not neighbours:
+                    wanted, reason = precedence(None, self.accelerator)
+                    assigned[label] = self._settled(
+                        label, self._on_one_device(wanted, reason, framework), reason, wanted.spec
+                    )
+                else:
+                    near = (same or neighbours)[0]
+                    assigned[label] = self._on(
+                        near.device, label, reason="neighbour", requested=near.node, pinned=near.pinned
+                    )
         return {label: assigned[label] for label in labels}
 
     def _check_on_this_machine(self, accelerator: Accelerator) -> None:
@@ -199,18 +212,6 @@ class DeviceAssigner:
             yield from refused_candidates(decider, accelerator, frameworks, self.registry, strict=self.strict)
         if decider in LEVELS:
             yield from outranked(decider, requests)
-
-    def _concat(self, label: str, assigned: Mapping[str, Assignment]) -> Assignment:
-        """Assign a ConcatNode to the device of a neighbour, of its own framework if possible."""
-        around = [*topology.consumers(label, self.nodes), *topology.parents(self.nodes[label], self.nodes)]
-        neighbours = [assigned[other] for other in around if other in assigned]
-        framework = self.shapes.frameworks[label]
-        same = [other for other in neighbours if other.framework == framework]
-        if not neighbours:
-            wanted, reason = precedence(None, self.accelerator)
-            return self._settled(label, self._on_one_device(wanted, reason, framework), reason, wanted.spec)
-        near = (same or neighbours)[0]
-        return self._on(near.device, label, reason="neighbour", requested=near.node, pinned=near.pinned)
 
     def _settled(self, label: str, wanted: Accelerator, reason: str, requested: str) -> Assignment:
         """Return the assignment for a request, or on the CPU where that is allowed."""

@@ -195,8 +195,36 @@ class ModelNode(AttributeHints):
                 hint = "if this is the state of a model, create the model, load the state, and pass the model"
             raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
         self.model = model
-        self.upstreams, arguments = _arguments(label, upstream_ref)
-        self.arguments = _with_batch_axes(label, arguments, len(self.upstreams), batch_axis)
+        if not isinstance(upstream_ref, (list, tuple, Mapping)):
+            self.upstreams, arguments = _upstreams(label, upstream_ref), ()
+        else:
+            pairs = list(_paths(label, upstream_ref, ()))
+            if not pairs:
+                raise _no_upstream(label)
+            upstreams, paths = zip(*pairs, strict=True)
+            is_positional = paths == tuple((i,) for i in range(len(paths)))
+            checked = (
+                _upstream(label, upstream, by_keyword=isinstance(path[0], str))
+                for upstream, path in zip(upstreams, paths, strict=True)
+            )
+            self.upstreams, arguments = tuple(checked), () if is_positional else paths
+        count = len(self.upstreams)
+        paths_of_arguments = arguments or tuple((i,) for i in range(count))
+        names = [".".join(map(str, path)) for path in paths_of_arguments]
+        by_name = batch_axis if isinstance(batch_axis, Mapping) else dict.fromkeys(names, batch_axis)
+        for name, axis in by_name.items():
+            if name not in names:
+                raise GraphError(
+                    f"node {label!r}: batch_axis has {shown(name)}, which is not an input",
+                    available=", ".join(names),
+                    hint=did_you_mean(name, names, "use the names of upstream_ref"),
+                )
+            if not is_integer(axis) or axis < 0:
+                raise GraphError(
+                    f"node {label!r}: batch_axis={shown(axis)} is not the number of an axis", hint="write batch_axis=1"
+                )
+        axes = [int(by_name.get(name, 0)) for name in names]
+        self.arguments = ArgumentPaths(paths_of_arguments, axes) if any(axes) else arguments
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
         self.optimizer = checked_optimizer(optimizer, f"node {label!r}")
         self.framework = None if framework is None else text(GraphError, f"node {label!r}: ", "framework", framework)
@@ -321,42 +349,6 @@ def _no_upstream(label: str) -> GraphError:
     return GraphError(f"node {label!r} has no upstream", hint="pass feature_set.reference(...) or the label of a node")
 
 
-def _arguments(label: str, inputs: Any) -> tuple[tuple[Upstream, ...], tuple[Path, ...]]:
-    """Return the inputs of a model and the path of each in its call; no paths if all are positional arguments."""
-    if not isinstance(inputs, (list, tuple, Mapping)):
-        return _upstreams(label, inputs), ()
-    pairs = list(_paths(label, inputs, ()))
-    if not pairs:
-        raise _no_upstream(label)
-    upstreams, paths = zip(*pairs, strict=True)
-    is_positional = paths == tuple((i,) for i in range(len(paths)))
-    checked = (
-        _upstream(label, upstream, by_keyword=isinstance(path[0], str))
-        for upstream, path in zip(upstreams, paths, strict=True)
-    )
-    return tuple(checked), () if is_positional else paths
-
-
-def _with_batch_axes(label: str, arguments: tuple[Path, ...], count: int, batch_axes: Any) -> tuple[Path, ...]:
-    """Return the paths of a model's arguments with the axes of the batch, if one is not the first."""
-    paths = arguments or tuple((i,) for i in range(count))
-    names = [".".join(map(str, path)) for path in paths]
-    by_name = batch_axes if isinstance(batch_axes, Mapping) else dict.fromkeys(names, batch_axes)
-    for name, axis in by_name.items():
-        if name not in names:
-            raise GraphError(
-                f"node {label!r}: batch_axis has {shown(name)}, which is not an input",
-                available=", ".join(names),
-                hint=did_you_mean(name, names, "use the names of upstream_ref"),
-            )
-        if not is_integer(axis) or axis < 0:
-            raise GraphError(
-                f"node {label!r}: batch_axis={shown(axis)} is not the number of an axis", hint="write batch_axis=1"
-            )
-    axes = [int(by_name.get(name, 0)) for name in names]
-    return ArgumentPaths(paths, axes) if any(axes) else arguments
-
-
 def _paths(label: str, inputs: Any, path: Path) -> Iterator[tuple[Any, Path]]:
     if isinstance(inputs, Mapping):
         items: Iterable[tuple[Any, Any]] = inputs.items()
@@ -376,7 +368,15 @@ def _paths(label: str, inputs: Any, path: Path) -> Iterator[tuple[Any, Path]]:
 
 def _upstream(label: str, upstream: Any, *, by_keyword: bool = False) -> Upstream:
     if isinstance(upstream, Reference) and not by_keyword:
-        _refuse_targets(label, upstream)
+        leaking = [name for name in upstream.features if name in upstream.feature_set.targets]
+        if leaking:
+            raise GraphError(
+                f"node {label!r} takes {', '.join(leaking)} as an input, which is a target of "
+                f"{upstream.feature_set.label!r}",
+                available=f"features: {', '.join(upstream.feature_set.features)}",
+                hint="for a model that computes its loss, pass all "
+                f"inputs by name: {{'labels': {upstream.feature_set.label}.reference({leaking[0]!r}), ...}}",
+            )
     if isinstance(upstream, (str, Reference)):
         return upstream
     if isinstance(upstream, (ModelNode, ConcatNode)):
@@ -387,19 +387,6 @@ def _upstream(label: str, upstream: Any, *, by_keyword: bool = False) -> Upstrea
         f"node {label!r} has an upstream of type {type(upstream).__name__}",
         hint="pass feature_set.reference(...), a node, or the label of a node",
     )
-
-
-def _refuse_targets(label: str, reference: Reference) -> None:
-    """Refuse targets among the features of a model, because it would learn to repeat them."""
-    leaking = [name for name in reference.features if name in reference.feature_set.targets]
-    if leaking:
-        raise GraphError(
-            f"node {label!r} takes {', '.join(leaking)} as an input, which is a target of "
-            f"{reference.feature_set.label!r}",
-            available=f"features: {', '.join(reference.feature_set.features)}",
-            hint="for a model that computes its loss, pass all "
-            f"inputs by name: {{'labels': {reference.feature_set.label}.reference({leaking[0]!r}), ...}}",
-        )
 
 
 def column_name(reference: Reference, role: str = "features") -> str:

@@ -101,7 +101,10 @@ class _Resolver:
             check_shared_models(request.phase, self._nodes, self._assigned)
             check_loss_scale(self._assigned)
         table = ColumnTable(request.streams)
-        columns = self._step_columns(table)
+        columns: dict[str, str] = {}
+        if request.custom_step:
+            check_custom_step(request.phase, list(self._assigned.values()))
+            columns = step_columns(table, self._nodes, self._shapes, self._assigned)
         in_training = self._in_training() if request.training else []
         learning = (label for label in in_training if not self._assigned[label].frozen)
         trained = [label for label in learning if self._assigned[label].parameters]
@@ -121,7 +124,26 @@ class _Resolver:
             states=self._graph.optimizer_states,
             request=self._request,
         )
-        parts = self._partition()
+        owners = {label: id(assignment.backend) for label, assignment in self._assigned.items()}
+        parents = {label: self._depends_on(label) for label in self._assigned}
+        parts = cut(list(TopologicalSorter(parents).static_order()), owners, parents)
+        part_of = {label: i for i, part in enumerate(parts) for label in part}
+        for loss in self._request.losses:
+            late = next((other for other in self._compared(loss) if part_of[other] > part_of[loss.on]), None)
+            if late is not None:
+                raise GraphError(
+                    f"a loss on {loss.on!r} compares with {late!r}, but another framework computes that later",
+                    hint=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
+                )
+        part_of_model: dict[int, int] = {}
+        for i, part in enumerate(parts):
+            for label in part:
+                model = self._model(label)
+                if model is not None and part_of_model.setdefault(id(model), i) != i:
+                    raise GraphError(
+                        f"node {label!r} shares its model with a node of another segment",
+                        hint="use a separate model",
+                    )
         first = [self._assigned[labels[0]] for labels in parts]
         segments = tuple(
             builder.segment(f"{assignment.framework}:{i}", labels)
@@ -179,7 +201,20 @@ class _Resolver:
             )
         wanted = [*request.wants, *self._loss_nodes()]
         for label in wanted:
-            self._check_computable(label)
+            if label not in self._nodes:
+                raise topology.unknown_node(
+                    f"phase {self._request.phase!r} names the node {label!r}", label, self._nodes
+                )
+            if self._shapes.outputs[label]:
+                continue
+            unfitted = topology.ancestors([label], self._nodes) & set(self._shapes.unfitted)
+            first = next(other for other in self._shapes.order if other in unfitted)
+            through = "" if first == label else f"{label!r}, which depends on "
+            raise PhaseError(
+                f"phase {self._request.phase!r} needs {through}{first!r}, an estimator that is not fitted",
+                hint=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a loaded state or "
+                "configuration has no estimators",
+            )
         return topology.ancestors(wanted, self._nodes)
 
     def _training_hint(self) -> str:
@@ -200,20 +235,6 @@ class _Resolver:
         named = [text.partition(".")[0] for loss in self._request.losses for text in loss.inputs]
         return [*(loss.on for loss in self._request.losses), *(label for label in named if label in self._nodes)]
 
-    def _check_computable(self, label: str) -> None:
-        if label not in self._nodes:
-            raise topology.unknown_node(f"phase {self._request.phase!r} names the node {label!r}", label, self._nodes)
-        if self._shapes.outputs[label]:
-            return
-        unfitted = topology.ancestors([label], self._nodes) & set(self._shapes.unfitted)
-        first = next(other for other in self._shapes.order if other in unfitted)
-        through = "" if first == label else f"{label!r}, which depends on "
-        raise PhaseError(
-            f"phase {self._request.phase!r} needs {through}{first!r}, an estimator that is not fitted",
-            hint=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a loaded state or "
-            "configuration has no estimators",
-        )
-
     def _in_training(self) -> list[str]:
         """Return the nodes in training mode: not frozen, or frozen in this mode; those without parameters may be
         random.
@@ -230,7 +251,15 @@ class _Resolver:
                 hint = "use a model with trainable parameters; most frameworks ignore layers in a plain list"
             shown = ", ".join(f"{label} ({reason})" for label, reason in reasons.items())
             raise PhaseError(f"phase {self._request.phase!r} has nothing to train: {shown}", hint=hint)
-        self._check_not_frozen(labels)
+        # No node may train the model of a frozen node, which would change.
+        frozen_nodes = {label for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen}
+        for label in labels:
+            twin = next((other for other in frozen_nodes if self._model(other) is self._model(label)), None)
+            if twin is not None:
+                raise GraphError(
+                    f"node {label!r} is trained, but shares its model with node {twin!r}, which is frozen",
+                    hint=f"freeze both, graph.freeze({label!r}), or use a copy in {twin!r}: copy.deepcopy(model)",
+                )
         frozen = [label for label in assigned if self._frozen_in_training(label)]
         # Modes of their own are kept only where the layers of a framework have such.
         in_training = [*labels, *frozen]
@@ -266,17 +295,6 @@ class _Resolver:
             returned, training = shapes.returned[label], shapes.training[label]
             check_training_outputs(label, returned, extra, training)
             check_not_taken(label, shapes.outputs[label], matched(returned, training) or (), taken)
-
-    def _check_not_frozen(self, in_training: Sequence[str]) -> None:
-        """Check that no node trains the model of a frozen node, which would change."""
-        frozen = {label for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen}
-        for label in in_training:
-            twin = next((other for other in frozen if self._model(other) is self._model(label)), None)
-            if twin is not None:
-                raise GraphError(
-                    f"node {label!r} is trained, but shares its model with node {twin!r}, which is frozen",
-                    hint=f"freeze both, graph.freeze({label!r}), or use a copy in {twin!r}: copy.deepcopy(model)",
-                )
 
     def _live(self, trained: Sequence[str]) -> frozenset[str]:
         """Return names of the values through which gradients flow."""
@@ -315,7 +333,11 @@ class _Resolver:
                     hint="leave it out, or train the model with its framework's own loop and "
                     f"freeze the node: graph.freeze({label!r})",
                 )
-            name = self._first_with_model(label) if node_optimizer else ".graph"  # which is the label of no node
+            name = (
+                next(other for other in self._nodes if self._model(other) is self._model(label))
+                if node_optimizer
+                else ".graph"
+            )  # which is the label of no node
             group = groups.get(name, ParameterGroup(name, optimizer, ()))
             groups[name] = replace(group, nodes=(*group.nodes, label))
         for group in groups.values():
@@ -326,19 +348,10 @@ class _Resolver:
     def _parameters(self, label: str) -> list[str]:
         return list(self._assigned[label].backend.parameters(self._model(label)))
 
-    def _first_with_model(self, label: str) -> str:
-        return next(other for other in self._nodes if self._model(other) is self._model(label))
-
     def _model(self, label: str) -> object:
         return getattr(self._nodes[label], "model", None)
 
     # -- what is loaded, and the segments --------------------------------------------------------------------------
-
-    def _step_columns(self, table: ColumnTable) -> dict[str, str]:
-        if not self._request.custom_step:
-            return {}
-        check_custom_step(self._request.phase, list(self._assigned.values()))
-        return step_columns(table, self._nodes, self._shapes, self._assigned)
 
     def _inputs(self, label: str, table: ColumnTable) -> tuple[str, ...]:
         """Return names of a node's inputs, with columns in the form that this node takes."""
@@ -350,29 +363,6 @@ class _Resolver:
             else:
                 names.extend((upstream,) if "." in upstream else self._shapes.outputs[upstream])
         return tuple(names)
-
-    def _partition(self) -> list[list[str]]:
-        owners = {label: id(assignment.backend) for label, assignment in self._assigned.items()}
-        parents = {label: self._depends_on(label) for label in self._assigned}
-        parts = cut(list(TopologicalSorter(parents).static_order()), owners, parents)
-        part_of = {label: i for i, part in enumerate(parts) for label in part}
-        for loss in self._request.losses:
-            late = next((other for other in self._compared(loss) if part_of[other] > part_of[loss.on]), None)
-            if late is not None:
-                raise GraphError(
-                    f"a loss on {loss.on!r} compares with {late!r}, but another framework computes that later",
-                    hint=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
-                )
-        part_of_model: dict[int, int] = {}
-        for i, part in enumerate(parts):
-            for label in part:
-                model = self._model(label)
-                if model is not None and part_of_model.setdefault(id(model), i) != i:
-                    raise GraphError(
-                        f"node {label!r} shares its model with a node of another segment",
-                        hint="use a separate model",
-                    )
-        return parts
 
     def _depends_on(self, label: str) -> list[str]:
         """Return a node's upstreams, and the other nodes whose outputs are inputs of the losses on it."""
@@ -506,22 +496,16 @@ def step_columns(
         for reference in (upstream for upstream in nodes[label].upstreams if isinstance(upstream, Reference)):
             column = feature_column(table, reference, shapes, assignment)
             roles["features"][column.name] = column
-            for target in _targets(table, reference, shapes, assignment):
+            for name in reference.targets:
+                selection = ColumnSelection(reference.feature_set, (name,), reference.stream)
+                spec = cast(reference.feature_set.spec(name), shapes.dtypes[label])
+                target = table.want(selection, spec, assignment, "targets")
                 roles["targets"].setdefault(target.name, target)
     columns = {**roles["targets"], **roles["features"]}
     short = {name: _short_name(column) for name, column in columns.items()}
     names = {text if list(short.values()).count(text) == 1 else name: name for name, text in short.items()}
     only = {role: next(iter(labels)) for role, labels in roles.items() if len(labels) == 1}
     return {**only, **names}
-
-
-def _targets(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> list[Column]:
-    columns = []
-    for name in reference.targets:
-        selection = ColumnSelection(reference.feature_set, (name,), reference.stream)
-        spec = cast(reference.feature_set.spec(name), shapes.dtypes[to.node])
-        columns.append(table.want(selection, spec, to, "targets"))
-    return columns
 
 
 def _short_name(column: Column) -> str:
@@ -569,6 +553,9 @@ class SegmentBuilder:
         needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
         needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
         groups = (replace(group, nodes=tuple(node for node in group.nodes if node in part)) for group in self.groups)
+        framework = self.shapes.frameworks[part[0]]
+        frozen = {label: node for label, node in self.nodes.items() if isinstance(node, ModelNode) and node.frozen}
+        alike = (label for label in frozen if self.shapes.frameworks[label] == framework)
         return Segment(
             label=label,
             operations=operations,
@@ -580,14 +567,9 @@ class SegmentBuilder:
                 name for name in arrivals if name in self.live and is_floating(self._spec(name).dtype)
             ),
             states={node: self.states[node] for node in part if node in self.states},
-            frozen=self._frozen(self.shapes.frameworks[part[0]]),
+            frozen={label: frozen[label].model for label in alike if self.shapes.outputs[label]},
             precision=segment_precision(part, self.assigned, self.nodes, self.request),
         )
-
-    def _frozen(self, framework: str) -> dict[str, Any]:
-        models = {label: node for label, node in self.nodes.items() if isinstance(node, ModelNode) and node.frozen}
-        alike = (label for label in models if self.shapes.frameworks[label] == framework)
-        return {label: models[label].model for label in alike if self.shapes.outputs[label]}
 
     def _operation(self, label: str) -> Operation:
         node = self.nodes[label]
@@ -773,7 +755,13 @@ class Crossings:
                 continue
             dtype = self.shapes.specs[crossing.value].dtype
             if dtype.startswith("complex"):
-                raise self._complex(crossing, dtype)
+                source, target = self.assigned[crossing.source], self.assigned[crossing.target]
+                raise GraphError(
+                    f"the gradient of {crossing.value!r} ({dtype}) cannot flow back from {target.framework} on "
+                    f"{target.device} to {source.framework} on {source.device}: frameworks define gradients of "
+                    "complex numbers differently",
+                    hint=f"return real and imaginary parts as real numbers from {crossing.source!r}, or freeze it",
+                )
             if is_floating(dtype):
                 maker, taker = self.assigned[crossing.source], self.assigned[crossing.target]
                 yield replace(
@@ -785,14 +773,6 @@ class Crossings:
                     route=route(taker.backend, taker.device, maker.backend, maker.device, self.registry),
                     gradient=True,
                 )
-
-    def _complex(self, crossing: Crossing, dtype: str) -> GraphError:
-        source, target = self.assigned[crossing.source], self.assigned[crossing.target]
-        return GraphError(
-            f"the gradient of {crossing.value!r} ({dtype}) cannot flow back from {target.framework} on {target.device} "
-            f"to {source.framework} on {source.device}: frameworks define gradients of complex numbers differently",
-            hint=f"return real and imaginary parts as real numbers from {crossing.source!r}, or freeze it",
-        )
 
 
 def _takers(segment: Segment) -> Iterator[tuple[str, Operation | LossTerm]]:
@@ -840,17 +820,6 @@ def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
         )
 
 
-def _check_takes(loss: AppliedLoss, inputs: tuple[str, ...]) -> None:
-    """Check that a function takes as many values as the loss has; it would fail in the first step."""
-    try:
-        inspect.signature(loss.loss.own).bind(*inputs)
-    except TypeError as error:
-        raise SpecError(
-            f"the loss {loss.loss.name!r} on {loss.on!r} does not accept {', '.join(inputs)}: {error}",
-            hint="write def loss(outputs, targets), or name its arguments in inputs=[...]",
-        ) from None
-
-
 @dataclass(frozen=True, slots=True)
 class LossBinder:
     """Create the loss terms of a phase, and add their target columns to a column table."""
@@ -872,14 +841,43 @@ class LossBinder:
             return self._from_output(loss, assignment)
         outputs = {text: self._outputs(loss, text) for text in loss.inputs}
         if loss.loss.own is None:
-            self._check_named(loss, outputs)
+            what = f"{loss.loss.name} on {loss.on!r}"
+            if len(loss.inputs) != 2:
+                raise SpecError(
+                    f"{what} compares two values, but got {len(loss.inputs)} inputs",
+                    hint="write inputs=['outputs', 'targets']",
+                )
+            several = next((outputs_of for outputs_of in outputs.values() if len(outputs_of) > 1), ())
+            if several:
+                raise SpecError(
+                    f"{what}: {several[0].partition('.')[0]!r} has several outputs",
+                    available=", ".join(several),
+                    hint=f"say which: AppliedLoss({loss.loss.name!r}, "
+                    f"inputs=['outputs.{several[0].partition('.')[2]}', "
+                    "'targets'])",
+                )
+            output, target = (outputs[text] for text in loss.inputs)
+            if not output and not LOSSES[loss.loss.name].symmetric:
+                raise SpecError(
+                    f"{what}: its first input, {loss.inputs[0]!r}, is not an output",
+                    hint="write inputs=['outputs', 'targets'], in this order",
+                )
+            if output and target:
+                specs = self.shapes.specs
+                check_outputs(loss, specs[output[0]], specs[target[0]], target[0])
         first = next((names[0] for names in outputs.values() if names), self.shapes.outputs[loss.on][0])
         spec = self.shapes.specs[first]
         positions = positions_of(loss, spec) if loss.loss.own is None else ()
         check_weighing(loss, spec, assignment.backend, by_column=not outputs[loss.inputs[-1]])
         inputs = tuple(name for text in loss.inputs for name in outputs[text] or (self._target(loss, text, spec),))
         if isinstance(loss.loss.own, FunctionType):
-            _check_takes(loss, inputs)
+            try:  # with as many values as it would get in the first step
+                inspect.signature(loss.loss.own).bind(*inputs)
+            except TypeError as error:
+                raise SpecError(
+                    f"the loss {loss.loss.name!r} on {loss.on!r} does not accept {', '.join(inputs)}: {error}",
+                    hint="write def loss(outputs, targets), or name its arguments in inputs=[...]",
+                ) from None
         return LossTerm(
             label=loss.label,
             on=loss.on,
@@ -946,31 +944,6 @@ class LossBinder:
             hint="use one of these names",
         )
 
-    def _check_named(self, loss: AppliedLoss, outputs: Mapping[str, tuple[str, ...]]) -> None:
-        what = f"{loss.loss.name} on {loss.on!r}"
-        if len(loss.inputs) != 2:
-            raise SpecError(
-                f"{what} compares two values, but got {len(loss.inputs)} inputs",
-                hint="write inputs=['outputs', 'targets']",
-            )
-        several = next((names for names in outputs.values() if len(names) > 1), ())
-        if several:
-            raise SpecError(
-                f"{what}: {several[0].partition('.')[0]!r} has several outputs",
-                available=", ".join(several),
-                hint=f"say which: AppliedLoss({loss.loss.name!r}, inputs=['outputs.{several[0].partition('.')[2]}', "
-                "'targets'])",
-            )
-        first, second = (outputs[text] for text in loss.inputs)
-        if not first and not LOSSES[loss.loss.name].symmetric:
-            raise SpecError(
-                f"{what}: its first input, {loss.inputs[0]!r}, is not an output",
-                hint="write inputs=['outputs', 'targets'], in this order",
-            )
-        if first and second:
-            specs = self.shapes.specs
-            check_outputs(loss, specs[first[0]], specs[second[0]], second[0])
-
     def _target(self, loss: AppliedLoss, text: str, output: TensorSpec) -> str:
         assignment = self.assigned[loss.on]
         named = None if text == "targets" else named_column(text, self.nodes)
@@ -1033,7 +1006,9 @@ def target_spec(
             hint="use mask= or sample_weight= instead",
         )
     dtype = "float32" if output.dtype in ("bfloat16", "float16") else output.dtype  # in which losses are computed
-    return replace(stored, dtype=dtype, shape=_aligned(loss, stored, output, name))
+    if _without_ones(stored.shape) != _without_ones(output.shape):
+        raise _unfit(loss, stored, output, name)
+    return replace(stored, dtype=dtype, shape=output.shape)
 
 
 def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name: str) -> None:
@@ -1160,12 +1135,6 @@ def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
         )
 
 
-def _aligned(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> tuple[int, ...]:
-    if _without_ones(stored.shape) != _without_ones(output.shape):
-        raise _unfit(loss, stored, output, name)
-    return output.shape
-
-
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(extent for extent in shape if extent != 1)
 
@@ -1259,8 +1228,11 @@ class ColumnTable:
         (feature_set, names, _), stream = selection, self._stream(selection)
         key = (feature_set.label, names, stream, to.framework, to.device, spec)
         if key not in self._columns:
+            base = str(selection._replace(stream=stream or None))
+            taken = {column.name for column in self._columns.values()}
+            others = (f"{base}#{i}" for i in itertools.count(2))
             self._columns[key] = Column(
-                name=self._free_name(str(selection._replace(stream=stream or None))),
+                name=next(name for name in itertools.chain([base], others) if name not in taken),
                 feature_set=feature_set.label,
                 columns=names,
                 framework=to.framework,
@@ -1283,12 +1255,6 @@ class ColumnTable:
         if known is not None:
             check_stream(stream, selection.feature_set.label, known)
         return "" if known and stream == known[0] else stream
-
-    def _free_name(self, base: str) -> str:
-        """Return `base`, numbered if another column has this name: users' names may contain any separator used here."""
-        taken = {column.name for column in self._columns.values()}
-        others = (f"{base}#{i}" for i in itertools.count(2))
-        return next(name for name in itertools.chain([base], others) if name not in taken)
 
 
 def _keeps_length(spec: TensorSpec, stored: TensorSpec) -> bool:

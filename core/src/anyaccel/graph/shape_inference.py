@@ -138,7 +138,21 @@ def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
     frameworks = _frameworks(nodes, order, registry)
     share_while_building(frameworks.values(), registry)
     backends = {label: registry.computing(framework) for label, framework in frameworks.items()}
-    _wrap_models(nodes, backends)
+    # Replace models by what their backend wraps them in; nodes that share a model share the wrapper.
+    wrapped: dict[int, Any] = {}
+    for label, node in nodes.items():
+        if isinstance(node, ModelNode):
+            model = node.model
+            if id(model) not in wrapped:
+                try:
+                    with _named_framework(node):
+                        wrapped[id(model)] = backends[label].wrap(model)
+                except GraphError as error:
+                    prefix = "" if error.problem.startswith("node ") else f"node {label!r}: "
+                    raise type(error)(
+                        prefix + error.problem, available=error.available, hint=error.hint
+                    ) from error.__cause__
+            node.model = wrapped[id(model)]
     with left_contexts(backends.values()):
         return _Inference(nodes, order, frameworks, backends, seed).run()
 
@@ -197,22 +211,6 @@ def _made_of(node: ModelNode) -> Any:
     return model
 
 
-def _wrap_models(nodes: Mapping[str, Node], backends: Mapping[str, ComputingBackend]) -> None:
-    """Replace models by what their backend wraps them in; nodes that share a model share the wrapper."""
-    wrapped: dict[int, Any] = {}
-    for label, node in nodes.items():
-        if isinstance(node, ModelNode):
-            model = node.model
-            if id(model) not in wrapped:
-                try:
-                    with _named_framework(node):
-                        wrapped[id(model)] = backends[label].wrap(model)
-                except GraphError as error:
-                    problem = error.problem if error.problem.startswith("node ") else f"node {label!r}: {error.problem}"
-                    raise type(error)(problem, available=error.available, hint=error.hint) from error.__cause__
-            node.model = wrapped[id(model)]
-
-
 @contextmanager
 def _named_framework(node: ModelNode) -> Iterator[None]:
     """Translate errors of a backend that was named as framework= for a model that it does not know.
@@ -269,7 +267,35 @@ class _Inference:
         for label in reversed(self._order):
             self._dtypes[label] = self._dtype(label)
         for label in self._order:
-            self._infer(label, self._nodes[label])
+            node = self._nodes[label]
+            if not all(self._outputs[parent] for parent in topology.parents(node, self._nodes)):
+                self._inputs[label] = self._outputs[label] = ()  # it depends on an estimator that is not fitted
+                continue
+            for upstream in (upstream for upstream in node.upstreams if isinstance(upstream, str)):
+                check_not_wired(label, upstream, self._training_only.get(upstream.partition(".")[0], ()))
+            self._inputs[label] = input_names(node, self._outputs, self._aliases, self._specs)
+            if isinstance(node, ModelNode):
+                check_call(node, self._backends[label])
+                self._arguments[label] = node.arguments
+            returned = self._results(label, node)
+            outputs = [output for output in returned if output.batch_axis is not None]
+            extra: Sequence[OutputSpec] = ()
+            if isinstance(node, ModelNode) and 0 < len(outputs) < len(node.outputs or ()):
+                specs = self._received(label, lift=label in self._lifted)
+                training = infer_training(node, self._backends[label], self._inputs[label], specs)
+                extra = named_beyond(node, returned, training)  # what it names beyond the outputs of evaluation
+            every = [*outputs, *extra]
+            names = output_names(node, [output.path for output in every]) if every else ()
+            self._specs.update(zip(names, (output.spec for output in every), strict=True))
+            self._outputs[label] = names[: len(outputs)]
+            if extra:
+                self._training_only[label] = names[len(outputs) :]
+            self._computed.update(names)
+            self._returned[label] = tuple(returned)
+            if names == (label,) and outputs[0].path:
+                self._aliases[f"{label}.{path_name(outputs[0].path)}"] = label
+            if isinstance(node, ModelNode) and self._dtypes[label] is None:
+                self._dtypes[label] = self._backends[label].dtype_of(node.model)
         check_data_formats(self._nodes, self._backends, self._specs)
         return Shapes(
             order=tuple(self._order),
@@ -295,32 +321,6 @@ class _Inference:
                 return self._backends[label].dtype_of(node.model)
         dtypes = (self._dtypes.get(other) for other in topology.consumers(label, self._nodes))
         return next(filter(None, dtypes), None)
-
-    def _infer(self, label: str, node: Node) -> None:
-        if not all(self._outputs[parent] for parent in topology.parents(node, self._nodes)):
-            self._inputs[label] = self._outputs[label] = ()  # it depends on an estimator that is not fitted
-            return
-        for upstream in (upstream for upstream in node.upstreams if isinstance(upstream, str)):
-            check_not_wired(label, upstream, self._training_only.get(upstream.partition(".")[0], ()))
-        self._inputs[label] = input_names(node, self._outputs, self._aliases, self._specs)
-        if isinstance(node, ModelNode):
-            check_call(node, self._backends[label])
-            self._arguments[label] = node.arguments
-        returned = self._results(label, node)
-        outputs = [output for output in returned if output.batch_axis is not None]
-        extra = self._training_beyond(label, node, returned)
-        every = [*outputs, *extra]
-        names = output_names(node, [output.path for output in every]) if every else ()
-        self._specs.update(zip(names, (output.spec for output in every), strict=True))
-        self._outputs[label] = names[: len(outputs)]
-        if extra:
-            self._training_only[label] = names[len(outputs) :]
-        self._computed.update(names)
-        self._returned[label] = tuple(returned)
-        if names == (label,) and outputs[0].path:
-            self._aliases[f"{label}.{path_name(outputs[0].path)}"] = label
-        if isinstance(node, ModelNode) and self._dtypes[label] is None:
-            self._dtypes[label] = self._backends[label].dtype_of(node.model)
 
     def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
         """Return the outputs of a node's model for zeros or, if it does not accept these, for samples of the data."""
@@ -362,15 +362,6 @@ class _Inference:
         names, dtype = self._inputs[label], self._dtypes[label]
         specs = [_received(name, self._specs, self._computed, dtype, lift) for name in names]
         return with_examples(names, specs, self._examples.get(label, {}))
-
-    def _training_beyond(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> Sequence[OutputSpec]:
-        """Return the outputs that a node names beyond those of evaluation."""
-        count = sum(output.batch_axis is not None for output in returned)
-        if not isinstance(node, ModelNode) or not count or len(node.outputs or ()) <= count:
-            return ()
-        specs = self._received(label, lift=label in self._lifted)
-        training = infer_training(node, self._backends[label], self._inputs[label], specs)
-        return named_beyond(node, returned, training)
 
     def _cast_hint(self, label: str) -> str:
         """Return what to do if a node may refuse the dtype of an estimator's floating output."""
@@ -552,7 +543,16 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
     if not training:
         return
     if outputs is not None and len(outputs) == len(usual) + extra:
-        _check_batch_values(label, evaluated, training)
+        # a loss that the model computes only in training would be left out of the gradients
+        paths = {output.path for output in evaluated}
+        for output in training:
+            if output.batch_axis is None and not output.spec.shape and output.path not in paths:
+                raise PhaseError(
+                    f"node {label!r}: its model returns {path_name(output.path)!r}, one number for a batch, only in "
+                    "training",
+                    available="a loss that the model returns in both modes: AppliedLoss.from_output(...)",
+                    hint="return it in evaluation too, or leave it out in training",
+                )
         return
     problem = f"node {label!r}: its model returns {_shown(trained)} in training, but {_shown(usual)} in evaluation"
     if outputs is not None and len(outputs) > len(usual):
@@ -571,19 +571,6 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
         cause="the same outputs in both modes; in training, more outputs may follow",
         hint="wrap the model in one that returns the same outputs in both modes",
     )
-
-
-def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> None:
-    """Check that no loss that a model computes only in training is left out of the gradients."""
-    paths = {output.path for output in evaluated}
-    for output in training:
-        if output.batch_axis is None and not output.spec.shape and output.path not in paths:
-            raise PhaseError(
-                f"node {label!r}: its model returns {path_name(output.path)!r}, one number for a batch, only in "
-                "training",
-                available="a loss that the model returns in both modes: AppliedLoss.from_output(...)",
-                hint="return it in evaluation too, or leave it out in training",
-            )
 
 
 def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputSpec | None], taken: set[str]) -> None:
@@ -749,54 +736,42 @@ def input_names(
     names: list[str] = []
     for upstream in node.upstreams:
         if isinstance(upstream, Reference):
-            names.append(_column(node, upstream, specs))
+            if not node.kind.joins_integers:
+                inner = {name: upstream.feature_set.spec(name) for name in upstream.features}
+                vectors = [name for name, spec in inner.items() if spec.shape and "int" in spec.dtype]
+                if len(vectors) > 1:
+                    casts = dict.fromkeys(vectors, "float32")
+                    inputs = ", ".join(
+                        f"{name!r}: {upstream.feature_set.label}.reference({name!r})" for name in vectors
+                    )
+                    raise GraphError(
+                        f"node {node.label!r} would get the integer columns {', '.join(vectors)} as one input, "
+                        "joined end to end",
+                        hint=f"pass each as a separate input, by the model's argument name: {{{inputs}}}; or, if these "
+                        "are numbers rather than ids, convert them to floats: "
+                        f"{upstream.feature_set.label}.cast({casts})",
+                    )
+            name, spec = column_name(upstream), joined_spec(upstream.feature_set, upstream.features)
+            if specs.setdefault(name, spec) != spec:
+                raise GraphError(
+                    f"node {node.label!r}: {shown_name(upstream)!r} is two different inputs, {specs[name]} and {spec}",
+                    hint="rename the column that has a '+' in its name",
+                )
+            names.append(name)
         else:
-            names.extend(_outputs_named(node, upstream, outputs, aliases))
+            label, _, output = upstream.partition(".")
+            available = tuple(outputs[label])
+            if not output and len(available) > 1 and isinstance(node, ModelNode) and node.arguments:
+                raise GraphError(
+                    f"node {node.label!r} takes {upstream!r} as one argument, but it has several outputs",
+                    available=", ".join(available),
+                    hint=f"name one: {available[0]!r}",
+                )
+            if output and upstream not in available and upstream not in aliases:
+                problem = f"node {node.label!r} takes {upstream!r}, which {label!r} does not output"
+                raise topology.unknown_node(problem, upstream, available)
+            names.extend((aliases.get(upstream, upstream),) if output else available)
     return tuple(names)
-
-
-def _column(node: Node, upstream: Reference, specs: dict[str, TensorSpec]) -> str:
-    _refuse_joined_integers(node, upstream)
-    name, spec = column_name(upstream), joined_spec(upstream.feature_set, upstream.features)
-    if specs.setdefault(name, spec) != spec:
-        raise GraphError(
-            f"node {node.label!r}: {shown_name(upstream)!r} is two different inputs, {specs[name]} and {spec}",
-            hint="rename the column that has a '+' in its name",
-        )
-    return name
-
-
-def _refuse_joined_integers(node: Node, upstream: Reference) -> None:
-    """Refuse several vectors of integers (ids, masks) in one reference: they would become one long vector of ids."""
-    if node.kind.joins_integers:
-        return
-    specs = {name: upstream.feature_set.spec(name) for name in upstream.features}
-    vectors = [name for name, spec in specs.items() if spec.shape and "int" in spec.dtype]
-    if len(vectors) > 1:
-        casts = dict.fromkeys(vectors, "float32")
-        inputs = ", ".join(f"{name!r}: {upstream.feature_set.label}.reference({name!r})" for name in vectors)
-        raise GraphError(
-            f"node {node.label!r} would get the integer columns {', '.join(vectors)} as one input, joined end to end",
-            hint=f"pass each as a separate input, by the model's argument name: {{{inputs}}}; or, if these "
-            f"are numbers rather than ids, convert them to floats: {upstream.feature_set.label}.cast({casts})",
-        )
-
-
-def _outputs_named(
-    node: Node, upstream: str, outputs: Mapping[str, Sequence[str]], aliases: Mapping[str, str]
-) -> tuple[str, ...]:
-    label, _, output = upstream.partition(".")
-    names = tuple(outputs[label])
-    if not output and len(names) > 1 and isinstance(node, ModelNode) and node.arguments:
-        raise GraphError(
-            f"node {node.label!r} takes {upstream!r} as one argument, but it has several outputs",
-            available=", ".join(names),
-            hint=f"name one: {names[0]!r}",
-        )
-    if output and upstream not in names and upstream not in aliases:
-        problem = f"node {node.label!r} takes {upstream!r}, which {label!r} does not output"
-        raise topology.unknown_node(problem, upstream, names)
-    return (aliases.get(upstream, upstream),) if output else names
 
 
 # -- the call ----------------------------------------------------------------------------------------------------------
@@ -929,22 +904,17 @@ def share(plan: Plan) -> None:
         for assignment in plan.assignments
         if assignment.device.kind != "cpu"
     }
-    for (framework, device), others in sorted(_shared(backends).items(), key=str):
-        refusal = _share(backends[framework, device], device, len(others) + 1)
-        if refusal:
-            raise MemoryShareError(
-                f"phase {plan.phase!r} uses {device} from {framework} and from {', '.join(sorted(others))}: {refusal}"
-            )
-
-
-def _shared(backends: Mapping[User, Backend]) -> dict[User, set[str]]:
-    """Return, for each device that several frameworks use, the other frameworks."""
     shared: dict[User, set[str]] = {}
     for first, second in combinations(sorted(backends, key=str), 2):
         if first[0] != second[0] and _is_same(backends[first], first[1], backends[second], second[1]):
             shared.setdefault(first, set()).add(second[0])
             shared.setdefault(second, set()).add(first[0])
-    return shared
+    for (framework, device), others in sorted(shared.items(), key=str):
+        refusal = _share(backends[framework, device], device, len(others) + 1)
+        if refusal:
+            raise MemoryShareError(
+                f"phase {plan.phase!r} uses {device} from {framework} and from {', '.join(sorted(others))}: {refusal}"
+            )
 
 
 def _is_same(first: Backend, device: Device, second: Backend, other: Device) -> bool:

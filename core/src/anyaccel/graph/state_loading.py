@@ -57,7 +57,7 @@ def load_state(graph: HasState, state: Mapping[str, Any], *, strict: bool = True
 
     Args:
         graph: The graph that receives the values.
-        given: The state.
+        state: The state.
         strict: Refuse a state with any difference; otherwise load the arrays with the same name, shape and dtype, and
             warn about the others. A node's optimizer state is then loaded only if everything of the node is.
 
@@ -316,7 +316,7 @@ class StateMapping:
         Buffers that are missing in the state keep the model's values, because frameworks have different buffers.
 
         Args:
-            given: The state, or another mapping with its names; entries of unmapped nodes are kept.
+            saved: The state, or another mapping with its names; entries of unmapped nodes are kept.
             is_part: Whether it may lack nodes and parameters, as averages of weights do.
 
         Raises:

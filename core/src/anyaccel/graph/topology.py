@@ -146,19 +146,16 @@ def topological(nodes: Mapping[str, Node]) -> list[str]:
                 done[label] = None
                 del trail[label]
             elif left[0] in trail:
-                raise _cycle([*trail][[*trail].index(left[0]) :])
+                walk = [*trail][[*trail].index(left[0]) :]
+                raise GraphError(
+                    f"the graph has a cycle: {' -> '.join([*walk, walk[0]])}",
+                    hint="remove one of these connections",
+                )
             else:
                 parent = left.pop(0)
                 if parent not in done:
                     trail[parent] = parents(nodes[parent], nodes)
     return list(done)
-
-
-def _cycle(walk: list[str]) -> GraphError:
-    return GraphError(
-        f"the graph has a cycle: {' -> '.join([*walk, walk[0]])}",
-        hint="remove one of these connections",
-    )
 
 
 def ancestors(wanted: Iterable[str], nodes: Mapping[str, Node]) -> set[str]:

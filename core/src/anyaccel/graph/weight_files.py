@@ -36,7 +36,7 @@ def read(weights: Any) -> dict[str, np.ndarray]:
     """Return the arrays of weights by name, to copy at once: they may be on a private mapping of a file.
 
     Args:
-        given: A `.safetensors` file; a folder with one, or with shards and their index; such an index; a file that an
+        weights: A `.safetensors` file; a folder with one, or with shards and their index; such an index; a file that an
             installed plugin reads; or a mapping of names to arrays or tensors.
 
     Raises:

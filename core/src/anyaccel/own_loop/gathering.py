@@ -42,7 +42,23 @@ def merged(parts: Sequence[Part], concatenated: Concatenated, pad: float | None)
         return first._make(items) if hasattr(first, "_make") else type(first)(items)
     if isinstance(first, np.ndarray):
         _check_alike(values, np.ndarray, [value.ndim if isinstance(value, np.ndarray) else None for value in values])
-        return _merged_arrays(counted, concatenated, pad)
+        if counted[0][0].ndim == 0:
+            return [array.item() for array, _ in counted]
+        for array, rows in counted:
+            if rows and len(array) != rows:
+                raise DataError(
+                    f"gather() received a tensor of shape {list(array.shape)} for a batch of {rows} rows",
+                    hint="gather only values with one row per row of the batch; sum other values: loop.reduce(x, "
+                    "'sum')",
+                )
+        arrays = [array if rows is None else array[:rows] for array, rows in counted]
+        sizes = {array.shape[1:] for array in arrays}
+        if len(sizes) == 1:
+            return concatenated(arrays)
+        if pad is None:
+            return [concatenated([row]) for array in arrays for row in array]
+        widest = np.max([array.shape[1:] for array in arrays], axis=0)
+        return concatenated([_padded(array, widest, pad) for array in arrays])
     if all(value is None for value in values):
         return None
     return values
@@ -79,25 +95,6 @@ def _described(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"a tensor of {value.ndim} dimensions"
     return f"a {type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
-
-
-def _merged_arrays(parts: Sequence[Part], concatenated: Concatenated, pad: float | None) -> Any:
-    if parts[0][0].ndim == 0:
-        return [array.item() for array, _ in parts]
-    for array, rows in parts:
-        if rows and len(array) != rows:
-            raise DataError(
-                f"gather() received a tensor of shape {list(array.shape)} for a batch of {rows} rows",
-                hint="gather only values with one row per row of the batch; sum other values: loop.reduce(x, 'sum')",
-            )
-    arrays = [array if rows is None else array[:rows] for array, rows in parts]
-    sizes = {array.shape[1:] for array in arrays}
-    if len(sizes) == 1:
-        return concatenated(arrays)
-    if pad is None:
-        return [concatenated([row]) for array in arrays for row in array]
-    widest = np.max([array.shape[1:] for array in arrays], axis=0)
-    return concatenated([_padded(array, widest, pad) for array in arrays])
 
 
 def _padded(array: np.ndarray, widest: Sequence[int], pad: float) -> np.ndarray:

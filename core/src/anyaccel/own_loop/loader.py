@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -410,7 +410,11 @@ def take_rows(batch: Any, rows: slice, n_rows: int) -> Any:
     Raises:
         DataError: A tensor has a different number of rows.
     """
-    if isinstance(batch, list) and len(batch) == n_rows and not _holds_rows(batch, n_rows):
+    if (
+        isinstance(batch, list)
+        and len(batch) == n_rows
+        and not any(len(getattr(item, "shape", ())) and item.shape[0] == n_rows for item in batch)
+    ):
         return batch[rows]
     if isinstance(batch, Mapping) or type(batch) in (list, tuple) or hasattr(batch, "_fields"):
         taken = [take_rows(part, rows, n_rows) for part in (batch.values() if isinstance(batch, Mapping) else batch)]
@@ -430,7 +434,3 @@ def take_rows(batch: Any, rows: slice, n_rows: int) -> Any:
         return leaf[rows]
 
     return map_leaves(batch, cut, registry().owners)
-
-
-def _holds_rows(items: Sequence[Any], n_rows: int) -> bool:
-    return any(len(getattr(item, "shape", ())) and item.shape[0] == n_rows for item in items)

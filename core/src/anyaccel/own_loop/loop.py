@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +22,7 @@ from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.data.streaming.random_states import frameworks_of, from_arrays, imported_backends, to_arrays
 from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
+from anyaccel.extensions import extensions
 from anyaccel.launched import launched
 from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.own_loop.gathering import Part, merged
@@ -26,7 +30,6 @@ from anyaccel.own_loop.loader import Iterations, LoopLoader
 from anyaccel.own_loop.loop_folder import LoopCheckpoint, LoopFolder, Saving
 from anyaccel.own_loop.processes import LoopProcesses, is_out_of_memory
 from anyaccel.own_loop.profiling import LoopProfiling
-from anyaccel.own_loop.tracking import Tracking
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
 from anyaccel.phases.memory_error import release_frames
@@ -36,6 +39,58 @@ from anyaccel.phases.settings import AUTO
 from anyaccel.precision import checked_precision
 from anyaccel.registry import registry
 from anyaccel.user_level import user_level
+
+# -- Tracking: the values that a loop logs, in memory, as lines of JSON in a folder, and in installed trackers --------
+
+
+class Tracking:
+    """The values that one run has logged.
+
+    A distribution with a tracker extends the point `loop_trackers` by a function of the folder. The function returns an
+    object with `log(values, step)` and `close()`, or None if its tracking is off.
+
+    Args:
+        folder: Folder to write to; None stores the values in memory.
+        writes: Whether this process writes.
+
+    Attributes:
+        history: The logged values, each with its step.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, *, writes: bool) -> None:
+        self.history: list[dict[str, Any]] = []
+        self._folder = None if folder is None or not writes else Path(folder)
+        self._trackers: list[Any] | None = None
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Record and write values."""
+        self.history.append({"step": step, **values})
+        if self._folder is None:
+            return
+        if self._trackers is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            offered = [make(self._folder) for make in extensions("loop_trackers")]
+            self._trackers = [tracker for tracker in offered if tracker is not None]
+            self._closing = weakref.finalize(self, _close, self._trackers)  # with the loop, or at the end of Python
+        with (self._folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        for tracker in self._trackers:
+            tracker.log(values, step)
+
+    def close(self) -> None:
+        """Let trackers write their values."""
+        if self._trackers is not None:
+            self._closing()
+        self._trackers = None
+
+
+def _close(trackers: Sequence[Any]) -> None:
+    for tracker in trackers:
+        tracker.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 OF_MODELS = "model "
 """Prefix of the names of random states that models hold."""

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
-from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning, PhaseError
 from anyaccel.graph import ModelGraph, Plan
@@ -20,7 +19,6 @@ from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.placement import devices
 from anyaccel.registry import Registry, registry
-from anyaccel.segment import NodeState
 from anyaccel.user_level import user_level
 
 _ONLY_BY_NAME = ("cpu", "sim")
@@ -153,12 +151,8 @@ def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, 
         after = layout_of(node).place(node, backend, device, plans.get(label))
         graph.exchange_model(before, after)  # nodes that share the model go on sharing it, taking part or not
         if state is not None and label not in plans:
-            graph.optimizer_states[label] = _moved(state, backend, device)
-
-
-def _moved(state: NodeState, backend: Backend, device: Device) -> NodeState:
-    slots = {
-        name: {slot: backend.move(value, device) for slot, value in values.items()}
-        for name, values in state.slots.items()
-    }
-    return replace(state, slots=slots)
+            slots = {
+                name: {slot: backend.move(value, device) for slot, value in values.items()}
+                for name, values in state.slots.items()
+            }
+            graph.optimizer_states[label] = replace(state, slots=slots)

@@ -32,7 +32,6 @@ from anyaccel.metrics import SYNONYMS, BoundMetric, Metric, metric_names
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.learners import Learners
 from anyaccel.phases.loading.epoch_plan import EvaluationRows
-from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
@@ -71,7 +70,20 @@ def bind_metrics(
     for metric in (*phase.metrics, *measured.values()):
         nodes = [metric.on] if metric.on is not None else default_nodes
         for node in nodes:
-            source, columns, stream = _targets(metric, node, losses, graph)
+            if node not in graph.nodes:
+                raise topology.unknown_node(f"metric {metric.label!r} is on the node {node!r}", node, graph.nodes)
+            compared = [name for loss in losses if loss.on == node for name in loss.inputs[1:]]
+            text = metric.targets if metric.targets != "targets" or not compared else compared[0]
+            if text == "targets":
+                source, columns, stream = targets_of(AppliedLoss("mse", on=node), graph.nodes)
+            else:
+                chosen = named_column(text, graph.nodes)
+                if chosen is None:
+                    raise ColumnError(
+                        f"metric {metric.label!r} compares with {text!r}, which is not a column",
+                        hint="write 'FEATURE_SET.COLUMN'",
+                    )
+                source, columns, stream = chosen
             label = metric.label if len(nodes) == 1 else f"{node}.{metric.label}"
             where: Any = {"feature_set": source.label, "columns": columns, "stream": stream or ""}
             mask = _mask(metric, source.label, stream, graph)
@@ -89,22 +101,6 @@ def bind_metrics(
             hint="give the metric another label=",
         )
     return bound
-
-
-def _targets(metric: Metric, node: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> ColumnSelection:
-    if node not in graph.nodes:
-        raise topology.unknown_node(f"metric {metric.label!r} is on the node {node!r}", node, graph.nodes)
-    columns = [name for loss in losses if loss.on == node for name in loss.inputs[1:]]
-    text = metric.targets if metric.targets != "targets" or not columns else columns[0]
-    if text == "targets":
-        return targets_of(AppliedLoss("mse", on=node), graph.nodes)
-    chosen = named_column(text, graph.nodes)
-    if chosen is None:
-        raise ColumnError(
-            f"metric {metric.label!r} compares with {text!r}, which is not a column",
-            hint="write 'FEATURE_SET.COLUMN'",
-        )
-    return chosen
 
 
 def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGraph) -> tuple[str, ...]:
@@ -216,7 +212,17 @@ class Evaluation:
                 break
             self._policy.make_room(all_means, self._policy.batch_size)
         parts = self._group.outputs_of_all(parts)
-        self._check_one_length(parts)
+        for metric in self._metrics:
+            rows = self._rows.of(metric.feature_set, metric.stream)
+            all_outputs = parts.get(next(iter(self._names[metric.node]), ""), ())
+            by_row = len(metric.columns) == 1 and rows.is_ragged(metric.columns[0])
+            if not by_row and (any(map(rows.is_ragged, metric.columns)) or _differ(all_outputs)):
+                raise SpecError(
+                    f"metric {metric.label!r} on node {metric.node!r} compares values that differ in "
+                    "length, and would count the padding of the shorter ones",
+                    hint=f"leave the metric out, and compute it from results.prediction({metric.node!r}), which is "
+                    "padded with NaN after each batch, and the lengths of the rows",
+                )
         outputs = {name: _joined_outputs(name, arrays) for name, arrays in parts.items()}
         self._probabilities.look(outputs)
         metrics = {metric.label: self._measure(metric, outputs) for metric in self._metrics}
@@ -227,24 +233,6 @@ class Evaluation:
         total = sum(loss.weight * means[loss.label] for loss, _ in self._losses) if self._losses else float("nan")
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
 
-    def _check_one_length(self, parts: Mapping[str, Sequence[np.ndarray]]) -> None:
-        """Refuse values that differ in length for a metric, which would count the padding like the rows.
-
-        Raises:
-            SpecError: a metric takes values that differ in length.
-        """
-        for metric in self._metrics:
-            rows = self._rows.of(metric.feature_set, metric.stream)
-            outputs = parts.get(next(iter(self._names[metric.node]), ""), ())
-            by_row = len(metric.columns) == 1 and rows.is_ragged(metric.columns[0])
-            if not by_row and (any(map(rows.is_ragged, metric.columns)) or _differ(outputs)):
-                raise SpecError(
-                    f"metric {metric.label!r} on node {metric.node!r} compares values that differ in "
-                    "length, and would count the padding of the shorter ones",
-                    hint=f"leave the metric out, and compute it from results.prediction({metric.node!r}), which is "
-                    "padded with NaN after each batch, and the lengths of the rows",
-                )
-
     def _attempt(
         self, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]
     ) -> dict[str, float] | OutOfMemoryError:
@@ -252,24 +240,20 @@ class Evaluation:
         try:
             with closing(self._policy.rows.loader.chunks(0)) as chunks:
                 for chunk in chunks:
-                    self._compute(chunk, losses, parts)
+                    pending: list[tuple[str, object]] = []
+                    runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.rows.microbatch_size
+                    for step in chunk.steps:
+                        for part in [step] if max_rows is None else step.split(max_rows):
+                            values, step_losses = runner.evaluate(part.rows)
+                            losses.add(step_losses)
+                            pending += [(name, values[name]) for name in parts if values[name] is not None]
+                            interrupts.check()
+                    for name, value in pending:
+                        parts[name].append(np.array(self._pipeline.to_host(name, value)))
                     del chunk  # its rows must not outlive the next
             return losses.means()
         except MemoryError as error:
             return as_out_of_memory(error)
-
-    def _compute(self, chunk: Chunk, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]) -> None:
-        """Outputs are copied to the host when the chunk is over, so that nothing waits for a device before."""
-        pending: list[tuple[str, object]] = []
-        runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.rows.microbatch_size
-        for step in chunk.steps:
-            for part in [step] if max_rows is None else step.split(max_rows):
-                values, step_losses = runner.evaluate(part.rows)
-                losses.add(step_losses)
-                pending += [(name, values[name]) for name in parts if values[name] is not None]
-                interrupts.check()
-        for name, value in pending:
-            parts[name].append(np.array(self._pipeline.to_host(name, value)))
 
     def _measure(self, metric: BoundMetric, outputs: Mapping[str, np.ndarray]) -> float:
         if metric.node in self._learners.labels:
@@ -298,7 +282,17 @@ class Evaluation:
             error.add_note(f"raised by metric {metric.label!r} on node {metric.node!r}")
             raise
         except Exception as error:  # of a function of the user's, or of a framework
-            raise _failed(metric, error, predicted, targets) from error
+            named = SYNONYMS.get(metric.metric.label, metric.metric.label)
+            arrays = (
+                f"outputs {predicted.dtype}{list(predicted.shape)} and targets {targets.dtype}{list(targets.shape)}"
+            )
+            raise SpecError(
+                f"metric {metric.metric.label!r} on node {metric.node!r} raised {type(error).__name__}: {error}",
+                cause=f"it is called with {arrays}, NumPy arrays, and returns a number",
+                hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
+                if named in metric_names()
+                else "give a function: def metric(outputs, targets): return float(...)",
+            ) from error
 
     def _tell_undefined(self, label: str, text: str) -> None:
         """Report an undefined metric once, for any number of epochs."""
@@ -370,19 +364,6 @@ class Validation(LoopExtension):
 def _of_width(array: np.ndarray, width: int | None) -> np.ndarray:
     """Return padded rows with the width of the outputs; no row continues after it."""
     return array if width is None or array.ndim < 2 else array[:, :width]
-
-
-def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets: np.ndarray) -> SpecError:
-    """Return the error for a custom metric that raised, with its name and arguments."""
-    named = SYNONYMS.get(metric.metric.label, metric.metric.label)
-    arrays = f"outputs {outputs.dtype}{list(outputs.shape)} and targets {targets.dtype}{list(targets.shape)}"
-    return SpecError(
-        f"metric {metric.metric.label!r} on node {metric.node!r} raised {type(error).__name__}: {error}",
-        cause=f"it is called with {arrays}, NumPy arrays, and returns a number",
-        hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
-        if named in metric_names()
-        else "give a function: def metric(outputs, targets): return float(...)",
-    )
 
 
 def compared(phase: PhaseSettings, graph: ModelGraph, values: Iterable[str]) -> dict[str, Compared]:

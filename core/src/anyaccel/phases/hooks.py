@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +33,12 @@ class HookCaller:
     def __init__(self, hooks: pluggy.PluginManager, callbacks: Iterable[Callback]) -> None:
         self._hooks = hooks
         self._callbacks = self.callbacks = tuple(callbacks)
-        self.step_listeners: tuple[StepListener, ...] = self._listeners()
+        hook = self._hooks.hook.step_end
+        plugins = (StepListener(partial(_call_plugins, hook), 1),) if hook.get_hookimpls() else ()
+        methods = self._methods("step_end")
+        self.step_listeners: tuple[StepListener, ...] = plugins + tuple(
+            StepListener(_of_each_step(method), _interval(method)) for method in methods
+        )
         """Implementations of `step_end`."""
         self.has_steps_done_listeners = bool(hooks.hook.steps_done.get_hookimpls() or self._methods("steps_done"))
         """Whether anybody implements `steps_done`."""
@@ -103,12 +108,6 @@ class HookCaller:
         for callback in self._callbacks:
             yield partial(_call_with_named, callback.phase_end)
 
-    def _listeners(self) -> tuple[StepListener, ...]:
-        hook = self._hooks.hook.step_end
-        plugins = (StepListener(partial(_call_plugins, hook), 1),) if hook.get_hookimpls() else ()
-        methods = self._methods("step_end")
-        return plugins + tuple(StepListener(_of_each_step(method), _interval(method)) for method in methods)
-
     def _methods(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
         """Return the callbacks' overrides of a hook."""
         base, methods = getattr(Callback, hook_name), [getattr(callback, hook_name) for callback in self._callbacks]
@@ -153,19 +152,16 @@ def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:
     try:
         hook(**arguments)
     except Exception as error:
-        error.add_note(f"raised in {hook.name} of plugin {', '.join(_plugins_in(error, hook.get_hookimpls()))}")
+        implementations = hook.get_hookimpls()
+        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        passed = [
+            implementation.plugin_name
+            for implementation in implementations
+            if getattr(implementation.function, "__code__", None) in codes
+        ]
+        plugins = passed or [implementation.plugin_name for implementation in implementations]
+        error.add_note(f"raised in {hook.name} of plugin {', '.join(plugins)}")
         raise
-
-
-def _plugins_in(error: Exception, implementations: Sequence[pluggy.HookImpl]) -> list[str]:
-    """Return the plugins whose functions the exception came through, or all that were called if that is unknown."""
-    codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-    passed = [
-        implementation.plugin_name
-        for implementation in implementations
-        if getattr(implementation.function, "__code__", None) in codes
-    ]
-    return passed or [implementation.plugin_name for implementation in implementations]
 
 
 def _call_with_named(method: Callable[..., Any], **arguments: Any) -> None:

@@ -59,7 +59,7 @@ class LossAccumulator:
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return sums and weights over everything that was added, by label, in float64. Waits for the devices."""
         new: LossSums = {}
-        _add(new, [*self._of_calls(), *self._of_pairs()])
+        _add(new, [*self._of_calls(), *(entry[1:] for entry in _host_pairs(self._losses))])
         sums = dict(self._before)
         _add(sums, [(label, *pair) for label, pair in self._total(new).items()])
         return sums
@@ -96,10 +96,6 @@ class LossAccumulator:
                     size = losses.batch_size * losses.elements.get(label, 1)
                     weight = weights.get(label, np.full(len(column), float(size)))
                     yield label, float(column @ weight), float(weight.sum())
-
-    def _of_pairs(self) -> Iterator[tuple[str, float, float]]:
-        """Label, sum and weight for each step."""
-        return (entry[1:] for entry in _host_pairs(self._losses))
 
 
 def step_means(losses: Sequence[Losses], n_steps: int) -> dict[str, np.ndarray]:

@@ -40,7 +40,17 @@ def notes(
     """
     if not phase.trains:
         return ()
-    reached = _reached(segments)
+    operations = [operation for segment in segments for operation in segment.operations]
+    trained = {label for segment in segments for group in segment.groups for label in group.nodes}
+    origins: dict[str, set[str]] = {}
+    reached: set[str] = set()
+    for operation in operations:
+        inputs = {name for value in operation.inputs for name in origins.get(value, {value})}
+        origins.update(dict.fromkeys(operation.outputs, inputs if kind_of(operation.model).passes_nan_on else set()))
+        reached |= inputs if operation.label in trained else set()
+    for term in (term for segment in segments for term in segment.losses if term.loss.own is None):
+        taken = term.inputs[:1] + term.inputs[2:] if term.inputs[2:] else term.inputs  # weights may leave NaN out
+        reached.update(name for value in taken for name in origins.get(value, {value}))
     columns = [column for column in plan.columns if column.name in reached and column.name in arrays]
     with_nan = [column for column in columns if _has_nan(_values(arrays[column.name]))]
     split = phase.data if isinstance(phase.data, str) else "all"
@@ -70,22 +80,6 @@ def warn_of_float16(phase: PhaseSettings, segments: Sequence[Segment], backends:
                 warnings.warn(printable(problem), NaNWarning, stacklevel=user_level())
 
 
-def _reached(segments: Sequence[Segment]) -> set[str]:
-    """Return names of the values that reach trained nodes and named losses, through all that passes NaN on."""
-    operations = [operation for segment in segments for operation in segment.operations]
-    trained = {label for segment in segments for group in segment.groups for label in group.nodes}
-    origins: dict[str, set[str]] = {}
-    reached: set[str] = set()
-    for operation in operations:
-        inputs = {name for value in operation.inputs for name in origins.get(value, {value})}
-        origins.update(dict.fromkeys(operation.outputs, inputs if kind_of(operation.model).passes_nan_on else set()))
-        reached |= inputs if operation.label in trained else set()
-    for term in (term for segment in segments for term in segment.losses if term.loss.own is None):
-        taken = term.inputs[:1] + term.inputs[2:] if term.inputs[2:] else term.inputs  # weights may leave NaN out
-        reached.update(name for value in taken for name in origins.get(value, {value}))
-    return reached
-
-
 def _values(column: HostColumn) -> np.ndarray:
     return column.values if isinstance(column, RaggedColumn) else column
 
@@ -102,19 +96,13 @@ def _notes(columns: Sequence[Column], rows: Mapping[str, Rows], split: str) -> I
     for column in columns:
         own_rows = rows[column.feature_set]
         for name in column.columns:
-            count = _rows_with_nan(joined_array(own_rows, (name,)))
-            if count:
+            array = joined_array(own_rows, (name,))
+            if array.dtype.kind == "f" and (count := int(np.isnan(array.reshape(len(array), -1)).any(axis=1).sum())):
                 role = "features" if column.role == "features" else "targets"
                 yield (
                     f"{role} {name!r} hold NaN in {count} of {len(own_rows)} rows; losses will be NaN. "
                     f"Hint: {_hint(role, own_rows, name, split)}"
                 )
-
-
-def _rows_with_nan(array: np.ndarray) -> int:
-    if array.dtype.kind != "f":
-        return 0
-    return int(np.isnan(array.reshape(len(array), -1)).any(axis=1).sum())
 
 
 def _hint(role: str, rows: Rows, name: str, split: str) -> str:

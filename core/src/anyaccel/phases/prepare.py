@@ -11,7 +11,7 @@ from anyaccel import rng
 from anyaccel.adapter.outer_contexts import OuterContexts, left_contexts
 from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.backend import Backend
-from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Sampler, SimpleSampler, Source
+from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Sampler, SimpleSampler
 from anyaccel.data.padding import padding_of
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms import relevant_transforms
@@ -35,7 +35,7 @@ from anyaccel.phases.loading.residency import (
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.row_alignment import combinations_of
-from anyaccel.phases.settings import PhaseSettings, Samplers
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.suggestions import did_you_mean
 
@@ -105,7 +105,41 @@ def prepare(
     feature_sets = topology.feature_sets(graph.nodes.values())
     parts = [_draw(phase, part, plan, graph, on_host, read=True, opened=opened) for part in phase.parts]
     if group.size == 1 and phase.trains and phase.step is None:
-        _check_single_rows(phase, resolution, graph, parts[0])
+        drawn = parts[0]
+        first: dict[str, int] = {}  # by feature set: the first step with one row of it
+        n_before, largest, epochs = 0, 0, drawn.epochs
+        for steps in epochs.steps if isinstance(epochs, TrainingEpochs) else ():
+            largest = max(largest, steps.microbatch_size or steps.batch_size)
+            for name, (start, stop) in steps.rows.items():
+                at_once = steps.microbatch_size or stop - start
+                if 1 in (at_once, (stop - start) % at_once):
+                    first.setdefault(name, n_before + 1)
+            n_before += steps.n_steps
+        for segment, backend in zip(resolution.segments, resolution.backends, strict=True) if first else ():
+            if (single_rows := backend.capability(SingleRows)) is None:
+                continue
+            for operation in segment.operations:
+                if not operation.trainable or operation.model is None:
+                    continue
+                above = topology.ancestors([operation.label], graph.nodes)
+                sets = topology.feature_sets(graph.nodes[label] for label in above)
+                single = next((first[name] for name in sets if name in first), None)
+                if single is None:
+                    continue
+                reason = single_rows.single_row_reason(operation, resolution.shapes.wanted(operation.label))
+                if reason:
+                    n_rows = min(map(len, drawn.data.rows.values()))
+                    sizes = (*range(largest - 1, 1, -1), *range(largest + 1, n_rows + 1))
+                    size = next((size for size in sizes if n_rows % size != 1), None)
+                    advice = "use more rows" if size is None else f"draw batches of {size} rows"
+                    samplers = phase.sampler.values() if isinstance(phase.sampler, Mapping) else [phase.sampler]
+                    order = "shuffle=True, " if any(getattr(sampler, "shuffle", False) for sampler in samplers) else ""
+                    drop = f", or leave that one out: sampler=SimpleSampler({largest}, {order}drop_last=True)"
+                    raise PhaseError(
+                        f"phase {phase.label!r}: step {single} of each epoch has a batch of one row, and node "
+                        f"{operation.label!r} cannot be trained on it: {reason}",
+                        hint=advice + (drop if 1 < largest <= n_rows else ""),
+                    )
     if phase.trains:
         source = parts[0].data.source
         group.choose_rows(in_memory=source is None, batches=isinstance(source, BatchSource) and phase.accumulate == 1)
@@ -127,48 +161,6 @@ def prepare(
         )
         for drawn in parts
     ]
-
-
-def _check_single_rows(phase: PhaseSettings, resolution: Resolution, graph: ModelGraph, drawn: DrawnPart) -> None:
-    """Refuse a batch of one row, mostly the last of an epoch, for a model that would fail with it in training.
-
-    Raises:
-        PhaseError: there is such a batch.
-    """
-    first: dict[str, int] = {}  # by feature set: the first step with one row of it
-    n_before, largest, epochs = 0, 0, drawn.epochs
-    for steps in epochs.steps if isinstance(epochs, TrainingEpochs) else ():
-        largest = max(largest, steps.microbatch_size or steps.batch_size)
-        for name, (start, stop) in steps.rows.items():
-            at_once = steps.microbatch_size or stop - start
-            if 1 in (at_once, (stop - start) % at_once):
-                first.setdefault(name, n_before + 1)
-        n_before += steps.n_steps
-    for segment, backend in zip(resolution.segments, resolution.backends, strict=True) if first else ():
-        if (single_rows := backend.capability(SingleRows)) is None:
-            continue
-        for operation in segment.operations:
-            if not operation.trainable or operation.model is None:
-                continue
-            above = topology.ancestors([operation.label], graph.nodes)
-            sets = topology.feature_sets(graph.nodes[label] for label in above)
-            single = next((first[name] for name in sets if name in first), None)
-            if single is None:
-                continue
-            reason = single_rows.single_row_reason(operation, resolution.shapes.wanted(operation.label))
-            if reason:
-                n_rows = min(map(len, drawn.data.rows.values()))
-                sizes = (*range(largest - 1, 1, -1), *range(largest + 1, n_rows + 1))
-                size = next((size for size in sizes if n_rows % size != 1), None)
-                advice = "use more rows" if size is None else f"draw batches of {size} rows"
-                samplers = phase.sampler.values() if isinstance(phase.sampler, Mapping) else [phase.sampler]
-                order = "shuffle=True, " if any(getattr(sampler, "shuffle", False) for sampler in samplers) else ""
-                drop = f", or leave that one out: sampler=SimpleSampler({largest}, {order}drop_last=True)"
-                raise PhaseError(
-                    f"phase {phase.label!r}: step {single} of each epoch has a batch of one row, and node "
-                    f"{operation.label!r} cannot be trained on it: {reason}",
-                    hint=advice + (drop if 1 < largest <= n_rows else ""),
-                )
 
 
 def _is_shared_evaluation(drawn: DrawnPart, group: ProcessGroup) -> bool:
@@ -232,11 +224,45 @@ def _draw(
     for name, rows in data.rows.items():
         _check_same_units(part.label, rows, sets[name], _taken(name, plan, metrics, graph, on_host))
     if data.source is not None:
-        _check_source(phase, part, data.source, on_host)
+        if on_host:
+            raise PhaseError(
+                f"phase {phase.label!r} streams the source {data.source.label!r}, but estimators cannot "
+                "learn from a source",
+                cause=f"nodes that learn by partial_fit: {', '.join(on_host)}",
+                hint="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
+            )
+        if phase.residency == "resident":
+            raise PhaseError(
+                f"phase {phase.label!r} has residency='resident', but its data are the source {data.source.label!r}",
+                cause="a source is streamed",
+                hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
+            )
+        if isinstance(data.source, BatchSource):
+            own_samplers = list(part.sampler.values()) if isinstance(part.sampler, Mapping) else [part.sampler]
+            chosen = [type(sampler).__name__ for sampler in own_samplers if type(sampler) is not SimpleSampler]
+            if chosen:
+                raise PhaseError(
+                    f"phase {part.label!r} has a {chosen[0]}, but its data are the source {data.source.label!r}",
+                    cause="a source of batches decides which rows make a batch",
+                    hint="leave the sampler out, use a MapSource, or read the source into memory: "
+                    "FeatureSet.from_dict(...)",
+                )
+            size, usual = getattr(part.data, "batch_size", None), type(part).default_batch_size
+            other = next((it.batch_size for it in own_samplers if it.batch_size not in (usual, size)), None)
+            if part.trains and isinstance(size, int) and other is not None:
+                raise PhaseError(
+                    f"phase {part.label!r} has batch_size={other}, but its data come in batches of {size} rows",
+                    hint="leave batch_size out, and set the size where you create the batches",
+                )
     evaluated, epochs = EvaluationRows(data.rows), None
     if not isinstance(data.source, BatchSource):
         combined = combinations_of(on_host, phase.all_losses, metrics, plan, graph)
-        _check_streams(samplers, metrics, plan)
+        streams = {(column.feature_set, column.stream) for column in plan.columns}
+        streams |= {(metric.feature_set, metric.stream) for metric in metrics}
+        for feature_set, stream in sorted(streams):
+            sampler = samplers.get(feature_set) if isinstance(samplers, Mapping) else samplers
+            if sampler is not None:
+                check_stream(stream, feature_set, sampler.streams)
         evaluated, epochs = part.draw(data.rows, list(combined))
         if part.trains:
             process_groups(phase, graph).check_epochs(part, plan, epochs)
@@ -288,51 +314,6 @@ def _factory(
     if group.random_key:  # what it draws while reading: other rows are read here
         seed = rng.key(seed, *group.random_key)
     return map_source_loaders(plan, source, ranges, epochs, seed)
-
-
-def _check_streams(samplers: Samplers | None, metrics: Sequence[BoundMetric], plan: Plan) -> None:
-    read = {(column.feature_set, column.stream) for column in plan.columns}
-    read |= {(metric.feature_set, metric.stream) for metric in metrics}
-    for name, stream in sorted(read):
-        sampler = samplers.get(name) if isinstance(samplers, Mapping) else samplers
-        if sampler is not None:
-            check_stream(stream, name, sampler.streams)
-
-
-def _check_source(phase: PhaseSettings, part: PhaseSettings, source: Source, on_host: Collection[str]) -> None:
-    if on_host:
-        raise PhaseError(
-            f"phase {phase.label!r} streams the source {source.label!r}, but estimators cannot learn from a source",
-            cause=f"nodes that learn by partial_fit: {', '.join(on_host)}",
-            hint="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
-        )
-    if phase.residency == "resident":
-        raise PhaseError(
-            f"phase {phase.label!r} has residency='resident', but its data are the source {source.label!r}",
-            cause="a source is streamed",
-            hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
-        )
-    if isinstance(source, BatchSource):
-        _check_default_sampler(part, source)
-
-
-def _check_default_sampler(part: PhaseSettings, source: Source) -> None:
-    """A batch size may be the default; any other sampler was chosen, and would be ignored."""
-    samplers = list(part.sampler.values()) if isinstance(part.sampler, Mapping) else [part.sampler]
-    chosen = [type(sampler).__name__ for sampler in samplers if type(sampler) is not SimpleSampler]
-    if chosen:
-        raise PhaseError(
-            f"phase {part.label!r} has a {chosen[0]}, but its data are the source {source.label!r}",
-            cause="a source of batches decides which rows make a batch",
-            hint="leave the sampler out, use a MapSource, or read the source into memory: FeatureSet.from_dict(...)",
-        )
-    size, usual = getattr(part.data, "batch_size", None), type(part).default_batch_size
-    other = next((it.batch_size for it in samplers if it.batch_size not in (usual, size)), None)
-    if part.trains and isinstance(size, int) and other is not None:
-        raise PhaseError(
-            f"phase {part.label!r} has batch_size={other}, but its data come in batches of {size} rows",
-            hint="leave batch_size out, and set the size where you create the batches",
-        )
 
 
 def _check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collection[str]) -> None:

@@ -170,32 +170,29 @@ class ProfileSession(LoopExtension):
             until_started.callback(RECORDING.release)
             self._pipeline.synchronize()
             self._from = at
-            self._start_all(until_started)
+            assignments = self._run.plan.assignments if self._run.plan is not None else ()
+            marks, files = [], []
+            for framework in sorted({assignment.framework for assignment in assignments}):
+                of_framework = [assignment for assignment in assignments if assignment.framework == framework]
+                models = {
+                    trace_name(assignment.node): getattr(self._run.graph[assignment.node], "model", None)
+                    for assignment in of_framework
+                }
+                name = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
+                path = self._profile.location / f"{name}-{framework}.trace.json.gz"
+                profiler = of_framework[0].backend.required(ProfilesSteps)
+                try:
+                    context = profiler.profile_steps(path, models, [assignment.device for assignment in of_framework])
+                    marks.append(until_started.enter_context(context))
+                except Exception as error:  # what each framework raises where its user records, too
+                    label, said = self._run.phase.label, str(error).partition("\n")[0]
+                    raise PhaseError(
+                        f"phase {label!r} has a Profile, but the profiler of {framework} does not start: {said}",
+                        hint="stop the profiler that is running in this process, or leave the Profile out",
+                    ) from error
+                files.append(path)
+            self._marks, self._files = marks, files
             self._recording = until_started.pop_all()
-
-    def _start_all(self, recording: ExitStack) -> None:
-        assignments = self._run.plan.assignments if self._run.plan is not None else ()
-        marks, files = [], []
-        for framework in sorted({assignment.framework for assignment in assignments}):
-            of_framework = [assignment for assignment in assignments if assignment.framework == framework]
-            models = {
-                trace_name(assignment.node): getattr(self._run.graph[assignment.node], "model", None)
-                for assignment in of_framework
-            }
-            name = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
-            path = self._profile.location / f"{name}-{framework}.trace.json.gz"
-            profiler = of_framework[0].backend.required(ProfilesSteps)
-            try:
-                context = profiler.profile_steps(path, models, [assignment.device for assignment in of_framework])
-                marks.append(recording.enter_context(context))
-            except Exception as error:  # what each framework raises where its user records, too
-                label, said = self._run.phase.label, str(error).partition("\n")[0]
-                raise PhaseError(
-                    f"phase {label!r} has a Profile, but the profiler of {framework} does not start: {said}",
-                    hint="stop the profiler that is running in this process, or leave the Profile out",
-                ) from error
-            files.append(path)
-        self._marks, self._files = marks, files
 
     def ended(self) -> None:
         """End the recording and report the files, or the reason why none were written; a run does not fail because of

@@ -437,7 +437,21 @@ class PhaseExecution:
             run.error = interrupt
         try:
             with self._contexts, self._settings:
-                self._release()
+                graph = run.graph
+                with ExitStack() as sources:
+                    if run.error is not None:
+                        # A phase that has not come to its loaders may have opened sources. They are not left to be
+                        # freed: the error, which is kept, keeps the functions of its frames, and what these have from
+                        # outside.
+                        for source in (*_given_sources(run.phase), *self._opened.batches):
+                            sources.callback(source.close)
+                    self._close()
+                last = run.final_state
+                if run.error is None and (last is not None or self._first_buffers):
+                    progress = dict(graph.progress)
+                    graph.load_state({**(graph.state() if last is None else last), **self._first_buffers})
+                    graph.progress = progress
+                place(graph, self._final_devices)
         except BaseException as failure:
             if run.error is None:
                 run.error = failure
@@ -451,22 +465,6 @@ class PhaseExecution:
             if run.error is not None:
                 release_frames(run.error)
             self._hooks.phase_end(run.error, phase=run.phase, plan=run.plan, run=run)
-
-    def _release(self) -> None:
-        run, graph = self.run, self.run.graph
-        with ExitStack() as sources:
-            if run.error is not None:
-                # A phase that has not come to its loaders may have opened sources. They are not left to be freed: the
-                # error, which is kept, keeps the functions of its frames, and what these have from outside.
-                for source in (*_given_sources(run.phase), *self._opened.batches):
-                    sources.callback(source.close)
-            self._close()
-        last = run.final_state
-        if run.error is None and (last is not None or self._first_buffers):
-            progress = dict(graph.progress)
-            graph.load_state({**(graph.state() if last is None else last), **self._first_buffers})
-            graph.progress = progress
-        place(graph, self._final_devices)
 
     def _close(self) -> None:
         self.run.graph.live_values = LiveValues()

@@ -33,16 +33,16 @@ def error_parts(error: BaseException | None) -> dict[str, Any] | None:
     """Return an error as plain data, without its traceback and causes."""
     if error is None:
         return None
-    parts: dict[str, Any] = {"class": class_name(error), "message": str(error), "args": _plain_args(error)}
+    is_plain = all(type(argument) in (str, bool, int, type(None)) or _is_number(argument) for argument in error.args)
+    parts: dict[str, Any] = {
+        "class": class_name(error),
+        "message": str(error),
+        "args": (list(error.args) if is_plain else []),
+    }
     parts["notes"] = [str(note) for note in getattr(error, "__notes__", ())]
     if isinstance(error, AnyaccelError):
         parts |= {"problem": error.problem, "available": error.available, "hint": error.hint}
     return parts
-
-
-def _plain_args(error: BaseException) -> list[Any]:
-    is_plain = all(type(argument) in (str, bool, int, type(None)) or _is_number(argument) for argument in error.args)
-    return list(error.args) if is_plain else []
 
 
 def _is_number(value: Any) -> bool:

@@ -187,7 +187,12 @@ class LocalStorage:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        self._sync_names()
+        if os.name == "posix":
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def _claimed(self, path: Path) -> IO[bytes]:
         """Create a file that is locked until it is closed: of a file without a lock the process was killed."""
@@ -247,15 +252,6 @@ class LocalStorage:
             return stream.close
         stream.close()
         return None
-
-    def _sync_names(self) -> None:
-        """The names of files are on the disk, too."""
-        if os.name == "posix":
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
 
 def _lock(stream: IO[bytes]) -> bool:

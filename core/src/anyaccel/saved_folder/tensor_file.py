@@ -85,7 +85,9 @@ def write(
         raise StateError(f"no tensor can be called {_METADATA!r} in safetensors")
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so each begins where it is aligned
     header = _header({name: arrays[name] for name in order}, file_format)
-    _write_all(stream, memoryview(header))
+    contents = memoryview(header)
+    while contents:
+        contents = contents[stream.write(contents[:_PIECE]) :]
     tensors = {name: _write_crc32(stream, _bytes(arrays[name]), pause) for name in order}
     size = len(header) + sum(array.nbytes for array in arrays.values())
     return Digests(_sha256(header), {name: tensors[name] for name in arrays}), size
@@ -201,11 +203,6 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 def _sha256(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()
-
-
-def _write_all(stream: IO[bytes], contents: memoryview) -> None:
-    while contents:
-        contents = contents[stream.write(contents[:_PIECE]) :]
 
 
 def _read_all(stream: IO[bytes], into: memoryview) -> None:

@@ -17,8 +17,8 @@ from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import Names, listed, names_of, no_column
 from anyaccel.errors import PhaseError, ResultError, TableWarning
 from anyaccel.fitting import FittedModel, fit
+from anyaccel.fitting.fit_function import TableModel
 from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO
-from anyaccel.fitting.table_models import TableModel
 from anyaccel.fitting.tables import LABEL, is_table, loss_of_target, named_pair, no_target, readable, tag_table
 from anyaccel.specs import Loss
 from anyaccel.user_level import user_level

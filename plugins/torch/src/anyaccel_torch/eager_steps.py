@@ -129,7 +129,11 @@ class EagerSteps:
                     scaled = [self._scaled(losses, i, shares.get(i, share)) for i in roots]
                 self._backward([losses[i] for i in roots], scaled)
                 totals = _accumulated(totals, losses, [shares.get(i, share) for i in range(len(losses))])
-            self._update()
+            if self._scaling.unscale(self._trained):
+                for step in self._steppers:
+                    step()
+            for parameter in self._trained:
+                parameter.grad = None
             history += [*totals, *whole.values()]
             if after_step is not None and after_step([*totals, *whole.values()]):
                 break
@@ -137,13 +141,6 @@ class EagerSteps:
 
     def _backward(self, losses: list[Tensor], weights: list[Tensor]) -> None:
         torch.autograd.backward(losses, self._scaling.scaled(weights))
-
-    def _update(self) -> None:
-        if self._scaling.unscale(self._trained):
-            for step in self._steppers:
-                step()
-        for parameter in self._trained:
-            parameter.grad = None
 
     def _scaled(self, losses: Sequence[Tensor], i: int, share: Any) -> Tensor:
         """The gradient to start backward with for a loss that has this share of its batch."""

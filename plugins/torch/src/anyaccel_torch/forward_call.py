@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
@@ -86,7 +86,15 @@ def bind_call(
         if training and not checked:
             library.refuse_masks(model, result)
             checked.append(True)
-        return _with_losses(output_tensors(result, in_training if training else layout), added)
+        outputs = output_tensors(result, in_training if training else layout)
+        floating = [i for i, output in enumerate(outputs) if output.is_floating_point()] if added else []
+        if not floating:
+            return outputs
+        device = outputs[floating[0]].device  # a factor of a regularizer is where Keras was when the layer was made
+        total = torch.stack([loss.sum().to(device) for loss in added]).sum() * _share.get()
+        apply: Call = _AddLoss.apply
+        carrying = dict(zip(floating, apply(total, *(outputs[i] for i in floating)), strict=True))
+        return tuple(carrying.get(i, output) for i, output in enumerate(outputs))
 
     return call
 
@@ -165,17 +173,6 @@ class _AddLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         (added,) = ctx.saved_tensors
         return torch.ones_like(added), *grads
-
-
-def _with_losses(outputs: tuple[Tensor, ...], added: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    floating = [i for i, output in enumerate(outputs) if output.is_floating_point()] if added else []
-    if not floating:
-        return outputs
-    device = outputs[floating[0]].device  # a factor of a regularizer is where Keras was when the layer was made
-    total = torch.stack([loss.sum().to(device) for loss in added]).sum() * _share.get()
-    apply: Call = _AddLoss.apply
-    carrying = dict(zip(floating, apply(total, *(outputs[i] for i in floating)), strict=True))
-    return tuple(carrying.get(i, output) for i, output in enumerate(outputs))
 
 
 def keras_loss(loss: Loss, device: torch.device) -> Call:

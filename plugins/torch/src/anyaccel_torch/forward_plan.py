@@ -116,7 +116,31 @@ class ForwardPlan:
         if all(self._readers[name] <= 1 for name in operation.inputs):
             return model
         parts = submodules(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
-        return _with_copies(model, operation.label, writes=any(getattr(part, "inplace", False) for part in parts))
+        writes = any(getattr(part, "inplace", False) for part in parts)
+        known = {True: True, False: True} if writes else {}
+
+        def call(*inputs: Tensor) -> Any:
+            training = torch.is_grad_enabled()
+            if not known.get(training, True):
+                if torch.compiler.is_compiling():  # versions are not known there; a trial run has checked them before
+                    return model(*inputs)
+                versions = [tensor._version for tensor in inputs]  # noqa: SLF001
+                result = model(*inputs)
+                if [tensor._version for tensor in inputs] != versions:  # noqa: SLF001
+                    raise PhaseError(
+                        f"node {operation.label!r} has written to an input that other nodes read, but did not do "
+                        "so in the first "
+                        "batch",
+                        hint="copy the input before writing to it: x = x.clone()",
+                    )
+                return result
+            copies = [tensor.clone() for tensor in inputs]
+            result = model(*copies)
+            if training not in known:
+                known[training] = any(copy._version for copy in copies)  # noqa: SLF001
+            return result
+
+        return call
 
     def _with_precision(
         self, operation: Operation, call: Callable[..., Any], device: torch.device
@@ -134,37 +158,6 @@ class ForwardPlan:
             assert isinstance(operation.model, torch.nn.Module)
             call = recomputed(call, [operation.model])
         return call
-
-
-def _with_copies(model: Callable[..., Any], label: str, *, writes: bool) -> Callable[..., Any]:
-    """A call with copies of the inputs if the model writes to them: known, or seen in its first call in each mode.
-
-    Raises:
-        (when called) PhaseError: a model has written to an input that it left alone in its first call.
-    """
-    known = {True: True, False: True} if writes else {}
-
-    def call(*inputs: Tensor) -> Any:
-        training = torch.is_grad_enabled()
-        if not known.get(training, True):
-            if torch.compiler.is_compiling():  # versions are not known there; a trial run has checked them before
-                return model(*inputs)
-            versions = [tensor._version for tensor in inputs]  # noqa: SLF001
-            result = model(*inputs)
-            if [tensor._version for tensor in inputs] != versions:  # noqa: SLF001
-                raise PhaseError(
-                    f"node {label!r} has written to an input that other nodes read, but did not do so in the first "
-                    "batch",
-                    hint="copy the input before writing to it: x = x.clone()",
-                )
-            return result
-        copies = [tensor.clone() for tensor in inputs]
-        result = model(*copies)
-        if training not in known:
-            known[training] = any(copy._version for copy in copies)  # noqa: SLF001
-        return result
-
-    return call
 
 
 def _transfer(name: str, source: int, target: int, device: torch.device) -> Run:

@@ -516,7 +516,28 @@ def _copy_of(
 
     Before each step it takes over the current groups of the object, so that torch's schedulers have an effect.
     """
-    _check_object(own, spec)
+    # Refuse objects whose state or behaviour a copy would not have, and settings in addition to theirs.
+    name = spec.name
+    _refuse_closure(type(own), spec, ", ".join(OPTIMIZERS))
+    settings = [*spec.settings, *(["groups"] if spec.groups else []), *(["lr"] if spec.lr != 1.0 else [])]
+    settings += ["schedule"] if spec.schedule != Schedule() else []
+    if settings:
+        raise SpecError(
+            f"the {name} is an object with groups and rates, but also got {', '.join(settings)}",
+            hint=f"set them in the object, or pass its class: Optimizer(torch.optim.{name}, {settings[0]}=...)",
+        )
+    if any(kept and float(kept.get("step", 1)) for kept in own.state.values()):  # some keep zeros from the beginning
+        raise SpecError(
+            f"the {name} has already done steps, and its state would be lost",
+            hint="create a new one from model.parameters()",
+        )
+    step: Any = vars(own).get("step")
+    inner = [key for key, value in vars(own).items() if isinstance(value, torch.optim.Optimizer)]
+    if inner or (step is not None and not hasattr(step, "_wrapped_by_lr_sched")):
+        raise SpecError(
+            f"the {name} has " + (f"another optimizer in it, {inner[0]}" if inner else "another function as its step"),
+            hint="create and step it in a custom step: TrainPhase(step=function)",
+        )
     number_of = {id(p): i for i, group in enumerate(own.param_groups) for p in group["params"]}
     members: dict[int, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -571,31 +592,6 @@ def warn_of_lost_steps(spec: Optimizer) -> None:
 
 def _warn_of_own_step(own: torch.optim.Optimizer, *_: Any) -> None:
     warn_of_lost_steps(Optimizer(own))
-
-
-def _check_object(own: torch.optim.Optimizer, spec: Optimizer) -> None:
-    """Refuse objects whose state or behaviour a copy would not have, and settings in addition to theirs."""
-    name = spec.name
-    _refuse_closure(type(own), spec, ", ".join(OPTIMIZERS))
-    settings = [*spec.settings, *(["groups"] if spec.groups else []), *(["lr"] if spec.lr != 1.0 else [])]
-    settings += ["schedule"] if spec.schedule != Schedule() else []
-    if settings:
-        raise SpecError(
-            f"the {name} is an object with groups and rates, but also got {', '.join(settings)}",
-            hint=f"set them in the object, or pass its class: Optimizer(torch.optim.{name}, {settings[0]}=...)",
-        )
-    if any(kept and float(kept.get("step", 1)) for kept in own.state.values()):  # some keep zeros from the beginning
-        raise SpecError(
-            f"the {name} has already done steps, and its state would be lost",
-            hint="create a new one from model.parameters()",
-        )
-    step: Any = vars(own).get("step")
-    inner = [key for key, value in vars(own).items() if isinstance(value, torch.optim.Optimizer)]
-    if inner or (step is not None and not hasattr(step, "_wrapped_by_lr_sched")):
-        raise SpecError(
-            f"the {name} has " + (f"another optimizer in it, {inner[0]}" if inner else "another function as its step"),
-            hint="create and step it in a custom step: TrainPhase(step=function)",
-        )
 
 
 def _no_optimizer(spec: Optimizer, available: str) -> SpecError:

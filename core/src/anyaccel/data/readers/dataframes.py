@@ -124,7 +124,22 @@ def table_from_frame(label: str, df: Any, names: RoleNames, pad: Any = None) -> 
     if isinstance(df, _ARROW) or (hasattr(df, "__arrow_c_stream__") and not is_series):
         return table_from_arrow(label, df, names, pad)
     if hasattr(df, "__dataframe__"):
-        return _interchanged(label, df, names, pad)
+        from pyarrow.interchange import from_dataframe
+
+        column_names = list(df.__dataframe__(allow_copy=True).column_names())
+        roles = assign_roles(label, column_names, names)
+        try:
+            table = from_dataframe(df.__dataframe__(allow_copy=True).select_columns_by_name(list(roles)))
+        except (pa.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+            raise DataError(
+                f"the {type(df).__name__} of {label!r} cannot be read through its __dataframe__ method: {error}",
+                hint="convert it to a pyarrow.Table or a pandas DataFrame yourself",
+            ) from error
+        chosen_roles(label, table.schema, names)
+        pads = checked_pads(label, pad, roles)
+        # The memory may still be that of the frame, whose owner may write to it.
+        plain = stamp(plain_table(table.take(pa.array(np.arange(len(table))))), roles)
+        return padded_table(with_shapes(plain, roles, pads), pads)
     converters = [name for name in _CONVERTERS if callable(getattr(df, name, None))]
     raise DataError(
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
@@ -194,25 +209,6 @@ def _imported(label: str, source: Any) -> Any:
             cause=f"pyarrow {pa.__version__}",
             hint="update pyarrow, or convert the data to a pyarrow.Table first",
         ) from error
-
-
-def _interchanged(label: str, df: Any, role_names: RoleNames, pad: Any) -> Any:
-    from pyarrow.interchange import from_dataframe
-
-    names = list(df.__dataframe__(allow_copy=True).column_names())
-    roles = assign_roles(label, names, role_names)
-    try:
-        table = from_dataframe(df.__dataframe__(allow_copy=True).select_columns_by_name(list(roles)))
-    except (pa.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
-        raise DataError(
-            f"the {type(df).__name__} of {label!r} cannot be read through its __dataframe__ method: {error}",
-            hint="convert it to a pyarrow.Table or a pandas DataFrame yourself",
-        ) from error
-    chosen_roles(label, table.schema, role_names)
-    pads = checked_pads(label, pad, roles)
-    # The memory may still be that of the frame, whose owner may write to it.
-    plain = stamp(plain_table(table.take(pa.array(np.arange(len(table))))), roles)
-    return padded_table(with_shapes(plain, roles, pads), pads)
 
 
 # -- lazy tables: frames that are not computed yet, and Arrow data sets in folders; only chosen columns are read -------

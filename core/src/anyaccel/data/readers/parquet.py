@@ -63,7 +63,7 @@ def table_from_parquet(
     Args:
         label: Label of the feature set, for messages.
         path: A file, a folder or a list of files, as for `FeatureSet.from_parquet`.
-        given: Names of columns by role; without any the roles of the first file.
+        names: Names of columns by role; without any the roles of the first file.
         row_groups: Numbers of the row groups to read, of a single file; None reads all.
         pad: Padding, as in `FeatureSet.from_parquet`.
     """

@@ -22,7 +22,7 @@ from anyaccel.errors import SourceError
 _ARROW = (pa.Array, pa.ChunkedArray)
 
 
-def as_source(label: str, data: Any, like: Rows) -> Source | FeatureSet | None:
+def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
     """Return a source for the data of a phase; None for data that is not a source.
 
     Loaders, `tf.data`, functions and other iterables become an `IterableSource`, map-style data sets a `MapSource`. A
@@ -38,22 +38,22 @@ def as_source(label: str, data: Any, like: Rows) -> Source | FeatureSet | None:
         SourceError: data in memory, which must be converted to a feature set first; or an iterable that never ends.
         ColumnError: a Hugging Face data set without these columns.
     """
-    if isinstance(data, Source):
-        return data
-    if data is None or isinstance(data, (str, Rows)) or (isinstance(data, Mapping) and not _holds_arrays(data)):
+    if isinstance(given, Source):
+        return given
+    if given is None or isinstance(given, (str, Rows)) or (isinstance(given, Mapping) and not _holds_arrays(given)):
         return None
-    if has_table(data) and not computes_rows(data):
+    if has_table(given) and not computes_rows(given):
         features, pads = _without_masks(like)
-        return FeatureSet.from_arrow(label, data, features, like.targets, pad=pads)
-    hint = "" if computes_rows(data) else data_hint(data)
+        return FeatureSet.from_arrow(label, given, features, like.targets, pad=pads)
+    hint = "" if computes_rows(given) else data_hint(given)
     if hint:
-        raise SourceError(f"a {type(data).__name__} cannot be the data of {label!r}", hint=hint)
-    if (hasattr(data, "__iter__") or callable(data)) and not computes_rows(data):
+        raise SourceError(f"a {type(given).__name__} cannot be the data of {label!r}", hint=hint)
+    if (hasattr(given, "__iter__") or callable(given)) and not computes_rows(given):
         pads = {name: replace(pad, mask=None) for name, pad in pads_of(like).items()}
-        return IterableSource(label, data, features=like.features, target=like.targets, pad=pads)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return IterableSource(label, given, features=like.features, target=like.targets, pad=pads)
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         features, pads = _without_masks(like)
-        return MapSource(label, data, features=features, target=like.targets, pad=pads)
+        return MapSource(label, given, features=features, target=like.targets, pad=pads)
     return None
 
 

@@ -220,13 +220,9 @@ class Checkpointer:
     def after_step(self, pipeline: Pipeline, losses: LossAccumulator, loader: BatchLoader) -> None:
         """Write if it is time, after steps were done; `run.step` is their number."""
         if self._schedule.is_due_after_step(is_busy=self._writer.is_busy):
-            sums, random = losses.sums(), self._random_of(pipeline)  # all replicas take part
+            sums, random = losses.sums(), self._drawing.arrays_of_all(pipeline.random_state())  # all replicas take part
             if self._takes_part:
                 self._write(self._position(loader, sums, random), is_last=False)
-
-    def _random_of(self, pipeline: Pipeline) -> list[Mapping[str, np.ndarray]] | None:
-        """Return the random states of all programs, replica by replica."""
-        return self._drawing.arrays_of_all(pipeline.random_state())
 
     def epoch_ends(self) -> None:
         """Mark the steps of an epoch as done; an interrupted validation or callback will be run again."""

@@ -233,7 +233,25 @@ class TrainingEpochs(EpochPlan):
 
     def __init__(self, label: str, batches: SampledBatches, accumulate: int) -> None:
         self.batches = batches
-        self.steps = _training_steps(label, batches, accumulate)
+        if batches.equal_batches is None:
+            if accumulate > 1:
+                raise PhaseError(
+                    f"phase {label!r} has accumulate={accumulate}, but its samplers draw batches of different sizes",
+                    hint="draw larger batches instead, or use one batch size for all samplers and "
+                    "schedule='zip_strict'",
+                )
+            self.steps = tuple(StepRange(rows) for rows in batches.steps)
+        else:
+            full, size, last = batches.equal_batches
+            n_steps, batch = full // accumulate, size * accumulate
+            rest = (full % accumulate) * size + last
+            microbatch = size if accumulate > 1 else None
+            sets = batches.feature_sets
+            ranges = [
+                uniform_range(sets, 0, n_steps, batch, microbatch),
+                uniform_range(sets, n_steps * batch, 1, rest, microbatch),
+            ]
+            self.steps = tuple(steps for steps in ranges if steps.n_steps and steps.batch_size)
         self._pending: tuple[int, BackgroundCall[RowOrders]] | None = None
         self.n_steps = _count(self.steps)
         self.batch_size = max(steps.batch_size for steps in self.steps)
@@ -253,26 +271,6 @@ class TrainingEpochs(EpochPlan):
             self._pending = None
         if number is not None and self.batches.n_drawn >= THREAD_ROWS:
             self._pending = number, BackgroundCall(self.batches.orders, number)
-
-
-def _training_steps(label: str, batches: SampledBatches, accumulate: int) -> tuple[StepRange, ...]:
-    if batches.equal_batches is None:
-        if accumulate > 1:
-            raise PhaseError(
-                f"phase {label!r} has accumulate={accumulate}, but its samplers draw batches of different sizes",
-                hint="draw larger batches instead, or use one batch size for all samplers and schedule='zip_strict'",
-            )
-        return tuple(StepRange(rows) for rows in batches.steps)
-    full, size, last = batches.equal_batches
-    n_steps, batch = full // accumulate, size * accumulate
-    rest = (full % accumulate) * size + last
-    microbatch = size if accumulate > 1 else None
-    sets = batches.feature_sets
-    ranges = [
-        uniform_range(sets, 0, n_steps, batch, microbatch),
-        uniform_range(sets, n_steps * batch, 1, rest, microbatch),
-    ]
-    return tuple(steps for steps in ranges if steps.n_steps and steps.batch_size)
 
 
 class EvaluationEpochs(EpochPlan):

@@ -82,7 +82,16 @@ def make_host_columns(
     for column in plan.columns:
         same = next((other for other in plan.columns if other.name in arrays and same_array(other, column)), None)
         target_range = ranges.get(column.name)
-        _check_transformed(column, rows[column.feature_set], known.get(column.feature_set))
+        data = rows[column.feature_set]
+        graph_sets = known.get(column.feature_set)
+        missing = [name for name in column.columns if name not in data.columns]
+        makers = relevant_transforms(graph_sets.transforms, missing[:1]) if graph_sets is not None else []
+        if makers and not any(missing[0] in transform.columns for transform in makers):
+            raise ColumnError(
+                f"{data.label!r} has no column {missing[0]!r}, which a transform added to the graph's data",
+                cause=f"columns: {listed(data.columns)}; the transform: {makers[0]}",
+                hint="pass fresh.transform_like(data), where fresh has the input columns of the transform",
+            )
         if same is None or ranges.get(same.name) != target_range:
             arrays[column.name] = _host_column(column, rows[column.feature_set], target_range)
         else:
@@ -95,23 +104,21 @@ def same_array(one: Column, other: Column) -> bool:
     return replace(one, name="", stream="", role="") == replace(other, name="", stream="", role="")
 
 
-def _check_transformed(column: Column, rows: Rows, known: FeatureSet | None) -> None:
-    """Explain a column that is missing because a transform of the graph's data made it."""
-    missing = [name for name in column.columns if name not in rows.columns]
-    makers = relevant_transforms(known.transforms, missing[:1]) if known is not None else []
-    if makers and not any(missing[0] in transform.columns for transform in makers):
-        raise ColumnError(
-            f"{rows.label!r} has no column {missing[0]!r}, which a transform added to the graph's data",
-            cause=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
-            hint="pass fresh.transform_like(data), where fresh has the input columns of the transform",
-        )
-
-
 def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -> HostColumn:
     stored = joined_spec(rows, column.columns)
     ragged = rows.ragged_column(column.columns[0]) if column.ragged else None
     if ragged is not None and replace(stored, shape=stored.shape[1:]) == _of_entry(column):
-        return _ragged_column(column, ragged, rows, target_range)
+        _check_integers(column, lambda _: ragged.used_values())
+        try:
+            with np.errstate(over="raise"):
+                cast = ragged.astype(column.spec.dtype)
+        except FloatingPointError:
+            raise _too_large(column, rows.array) from None
+        except TypeError:
+            raise _no_dtype(column) from None
+        if target_range is not None:
+            _check_range(column, cast.used_values(), target_range)
+        return replace(cast, values=cast.values.reshape(-1, *column.spec.shape[1:]))
     if stored != column.stored:
         hint = "cast the data: feature_set.cast({'COLUMN': 'DTYPE'}); in a source, cast each batch"
         if stored.shape != column.stored.shape:
@@ -131,27 +138,28 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
     if target_range is not None:
         _check_range(column, array, target_range)
         if target_range.class_axis is not None:
-            _warn_of_sums(column, array, target_range.class_axis)
+            # Warn of probabilities of classes that do not add up to 1; rows of zeros are ignored on purpose.
+            sums = array.sum(axis=target_range.class_axis, dtype=np.float64)
+            wrong = (np.abs(sums - 1) > _SUM_TOLERANCE) & (sums != 0)
+            if wrong.any():
+                first = tuple(int(index) for index in np.argwhere(wrong)[0])
+                warnings.warn(
+                    printable(
+                        f"{column.shown} has probabilities of classes that add up to {sums[first]:.4g} in row "
+                        f"{first[0]}, and "
+                        f"not to 1 in {int(wrong.sum())} places: the loss weights these rows by their sums. Hint: "
+                        "divide them "
+                        "by their sum, or set weights explicitly: sample_weight= of the AppliedLoss."
+                    ),
+                    UserWarning,
+                    stacklevel=user_level(),
+                )
     return array
 
 
 def _of_entry(column: Column) -> TensorSpec:
     """Return the spec of one entry of the rows of a ragged column."""
     return replace(column.stored, shape=column.stored.shape[1:])
-
-
-def _ragged_column(column: Column, ragged: RaggedColumn, rows: Rows, target_range: TargetRange | None) -> RaggedColumn:
-    _check_integers(column, lambda _: ragged.used_values())
-    try:
-        with np.errstate(over="raise"):
-            cast = ragged.astype(column.spec.dtype)
-    except FloatingPointError:
-        raise _too_large(column, rows.array) from None
-    except TypeError:
-        raise _no_dtype(column) from None
-    if target_range is not None:
-        _check_range(column, cast.used_values(), target_range)
-    return replace(cast, values=cast.values.reshape(-1, *column.spec.shape[1:]))
 
 
 def _no_dtype(column: Column) -> ColumnError:
@@ -246,23 +254,6 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
             f"{column.shown} has targets of {target_range.excluded}, which the loss leaves out of its mean, but "
             "batches are accumulated or split over replicas: a step would differ from one on the whole batch",
             hint="leave accumulate out, or write replicas=1; or name the loss: Loss('cross_entropy', ignore_index=...)",
-        )
-
-
-def _warn_of_sums(column: Column, array: np.ndarray, class_axis: int) -> None:
-    """Warn of probabilities of classes that do not add up to 1; rows of zeros are ignored on purpose."""
-    sums = array.sum(axis=class_axis, dtype=np.float64)
-    wrong = (np.abs(sums - 1) > _SUM_TOLERANCE) & (sums != 0)
-    if wrong.any():
-        first = tuple(int(index) for index in np.argwhere(wrong)[0])
-        warnings.warn(
-            printable(
-                f"{column.shown} has probabilities of classes that add up to {sums[first]:.4g} in row {first[0]}, and "
-                f"not to 1 in {int(wrong.sum())} places: the loss weights these rows by their sums. Hint: divide them "
-                "by their sum, or set weights explicitly: sample_weight= of the AppliedLoss."
-            ),
-            UserWarning,
-            stacklevel=user_level(),
         )
 
 

@@ -76,8 +76,18 @@ def input_data(
     """
     source = None
     if isinstance(data, Mapping) or len(sets) == 1:
-        by_label = dict(data) if isinstance(data, Mapping) else {_label_of(data, sets): data}
-        _check_source_labels(label, by_label, sets)
+        by_label = (
+            dict(data)
+            if isinstance(data, Mapping)
+            else {(data.label if isinstance(data, (Rows, Source)) else next(iter(sets))): data}
+        )
+        for name, value in by_label.items():
+            if isinstance(value, Source) and name not in sets:
+                raise PhaseError(
+                    f"phase {label!r} received the source {name!r}",
+                    cause=f"the graph takes {', '.join(sets)}",
+                    hint=f"if these are the right data, pass data={{{next(iter(sets), 'LABEL')!r}: source}}",
+                )
         inferred = {name: as_source(name, value, sets[name]) for name, value in by_label.items() if name in sets}
         sources = {name: value for name, value in inferred.items() if value is not None}
         opened.batches.extend(value for value in sources.values() if isinstance(value, BatchSource))
@@ -89,16 +99,12 @@ def input_data(
             )
         data = by_label if sources else data
     elif isinstance(data, Source):
-        raise _only_one_source(label, data, sets)
+        raise PhaseError(
+            f"phase {label!r} received only the source {data.label!r}",
+            cause=f"the graph takes {', '.join(sets)}",
+            hint="pass data={'LABEL': ..., ...} with rows for each feature set",
+        )
     return InputData(_rows_of(label, data, sets, equal_lengths), source)
-
-
-def _only_one_source(label: str, source: Source, sets: Mapping[str, FeatureSet]) -> PhaseError:
-    return PhaseError(
-        f"phase {label!r} received only the source {source.label!r}",
-        cause=f"the graph takes {', '.join(sets)}",
-        hint="pass data={'LABEL': ..., ...} with rows for each feature set",
-    )
 
 
 def _rows_for(
@@ -213,25 +219,15 @@ def _streamed_source(
     return next(iter(sources.values()))
 
 
-def _label_of(data: Any, sets: Mapping[str, FeatureSet]) -> str:
-    return data.label if isinstance(data, (Rows, Source)) else next(iter(sets))
-
-
-def _check_source_labels(label: str, by_label: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> None:
-    for name, value in by_label.items():
-        if isinstance(value, Source) and name not in sets:
-            raise PhaseError(
-                f"phase {label!r} received the source {name!r}",
-                cause=f"the graph takes {', '.join(sets)}",
-                hint=f"if these are the right data, pass data={{{next(iter(sets), 'LABEL')!r}: source}}",
-            )
-
-
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_lengths: bool) -> dict[str, Rows]:
-    by_label = dict(data) if isinstance(data, Mapping) else _for_each(label, data, sets)
+    by_label = (
+        dict(data)
+        if isinstance(data, Mapping)
+        else (dict.fromkeys(sets, data) if isinstance(data, str) else {_rows(label, data).label: data})
+    )
     unknown = sorted(set(by_label) - set(sets))
     missing = sorted(set(sets) - set(by_label))
     if unknown or missing:
@@ -280,10 +276,6 @@ def _labels_hint(unknown: Sequence[str], missing: Sequence[str], known: Sequence
     return (
         f"{example}; or compute only the nodes fed by {first!r}: data={{{first!r}: {first}['SPLIT']}}, outputs=['NODE']"
     )
-
-
-def _for_each(label: str, data: Any, sets: Mapping[str, FeatureSet]) -> dict[str, Any]:
-    return dict.fromkeys(sets, data) if isinstance(data, str) else {_rows(label, data).label: data}
 
 
 def _rows(label: str, data: Any) -> Rows:

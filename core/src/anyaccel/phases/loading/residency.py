@@ -185,18 +185,16 @@ def _resident(
         error = as_out_of_memory(failure)
         release_frames(error)
         if residency == "resident":
-            raise _no_room(name, needs, error) from None
+            rows = ", ".join(
+                f"{size(nbytes)} on {device} ({framework})" for (framework, device), nbytes in needs.items()
+            )
+            raise OutOfMemoryError(
+                f"{name}: {error.problem}",
+                cause=f"all rows take {rows}",
+                hint="write residency='auto', so that rows that do not fit are streamed",
+            ) from None
         log_event("memory", f"{name}: streamed, because memory ran out while they were loaded ({error.problem})")
     return factory.streamed()
-
-
-def _no_room(name: str, needs: Mapping[Place, int], error: OutOfMemoryError) -> OutOfMemoryError:
-    rows = ", ".join(f"{size(nbytes)} on {device} ({framework})" for (framework, device), nbytes in needs.items())
-    return OutOfMemoryError(
-        f"{name}: {error.problem}",
-        cause=f"all rows take {rows}",
-        hint="write residency='auto', so that rows that do not fit are streamed",
-    )
 
 
 def bytes_added_by_training(
@@ -522,7 +520,13 @@ def map_source_loaders(
     def make_loader(block_bytes: float) -> BatchLoader:
         step_bytes = epochs.batch_size * sum(column.spec.nbytes for column in plan.columns)
         by_bytes = steps_of_block(block_bytes, step_bytes, epochs.n_steps)
-        block_steps = min(by_bytes, _steps_in_time(source, epochs.batch_size))
+        items = np.arange(min(source.rows, _TIMED_ITEMS))
+        source.example  # noqa: B018 - says how it is read
+        began = time.perf_counter()
+        with SourceRandomness(0, in_turn=bool(source.passes_thread_rng)).drawing():  # what is read here is read again
+            source.gather(items)
+        seconds = (time.perf_counter() - began) / len(items)
+        block_steps = min(by_bytes, max(1, int(BLOCK_SECONDS / (seconds * epochs.batch_size))))
         return MapSourceLoader(plan.columns, source, ranges, epochs, block_steps, seed)
 
     return SourceLoaderFactory(plan, source, epochs.batch_size, make_loader)
@@ -531,17 +535,6 @@ def map_source_loaders(
 def steps_of_block(block_bytes: float, step_bytes: float, n_steps: int) -> int:
     """Return the number of steps of `step_bytes` bytes that are streamed together, at least one."""
     return max(1, min(int(block_bytes / max(step_bytes, 1.0)), n_steps))
-
-
-def _steps_in_time(source: MapSource, batch_size: int) -> int:
-    """Return the number of steps whose items are read before the device has waited for long, at least one."""
-    items = np.arange(min(source.rows, _TIMED_ITEMS))
-    source.example  # noqa: B018 - says how it is read
-    began = time.perf_counter()
-    with SourceRandomness(0, in_turn=bool(source.passes_thread_rng)).drawing():  # what is read here is read again
-        source.gather(items)
-    seconds = (time.perf_counter() - began) / len(items)
-    return max(1, int(BLOCK_SECONDS / (seconds * batch_size)))
 
 
 def _block_bytes(columns: Sequence[Column]) -> float:

@@ -123,7 +123,15 @@ class StreamingLoader(BatchLoader):
         self._ahead = True
         self._resident: Mapping[str, Any] = resident or {}
         streamed = [column for column in columns if column.name not in self._resident]
-        self._streamed = _streamed_columns(streamed, arrays)
+        distinct: dict[tuple[int, StreamKey, str, Device], _StreamedColumn] = {}
+        for column in streamed:
+            stream, array = stream_of(column), arrays[column.name]
+            key = (id(array), stream, column.framework, column.device)
+            if key in distinct:
+                distinct[key].names += (column.name,)
+            else:
+                distinct[key] = _StreamedColumn((column.name,), stream, array, column.backend, column.device)
+        self._streamed = list(distinct.values())
         self._order_columns = _order_columns([column for column in columns if column.name in self._resident])
         self._copied_columns: list[_StreamedColumn | _OrderColumn] = [*self._streamed, *self._order_columns]
         self._orders: dict[str, Any] = {}
@@ -254,19 +262,6 @@ def _fill(array: HostColumn, buffer: np.ndarray, span: RowSpan, order: np.ndarra
         np.copyto(buffer[: stop - start], array[start:stop])
     else:
         gather(array, order, buffer[: stop - start])
-
-
-def _streamed_columns(columns: Sequence[Column], arrays: Mapping[str, HostColumn]) -> list[_StreamedColumn]:
-    """Return columns, each with the names of all that have its array, stream and device."""
-    distinct: dict[tuple[int, StreamKey, str, Device], _StreamedColumn] = {}
-    for column in columns:
-        stream, array = stream_of(column), arrays[column.name]
-        key = (id(array), stream, column.framework, column.device)
-        if key in distinct:
-            distinct[key].names += (column.name,)
-        else:
-            distinct[key] = _StreamedColumn((column.name,), stream, array, column.backend, column.device)
-    return list(distinct.values())
 
 
 def _order_of(name: str) -> str:

@@ -207,7 +207,7 @@ def open_checkpoint(where: str, checkpoint: Any) -> Mapping[str, SavedTensor]:
 
     Args:
         where: Beginning of an error message.
-        given: A `.safetensors` file, a file of `torch.save`, an index of shards, or a folder with any of these.
+        checkpoint: A `.safetensors` file, a file of `torch.save`, an index of shards, or a folder with any of these.
 
     Raises:
         StateError: The file does not exist, or is damaged or hostile: offsets outside of it, or shards in other

@@ -22,7 +22,7 @@ def device_in_map(where: str, device: Any, name: str = "device_map") -> torch.de
 
     Args:
         where: Beginning of an error message.
-        given: A number, a torch or anyaccel device, or text, which may be a number.
+        device: A number, a torch or anyaccel device, or text, which may be a number.
         name: Name of the argument that contains it.
 
     Raises:

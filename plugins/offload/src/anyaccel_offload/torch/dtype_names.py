@@ -15,7 +15,7 @@ def named_dtype(where: str, dtype: Any, name: str = "dtype", *, any_kind: bool =
 
     Args:
         where: Beginning of an error message.
-        given: Value from the user.
+        dtype: Value from the user.
         name: Name of the argument.
         any_kind: Whether to accept dtypes other than floating ones.
 

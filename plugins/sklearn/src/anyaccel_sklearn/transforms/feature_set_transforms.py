@@ -9,11 +9,10 @@ import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import KINDS, is_numeric
-from anyaccel.data.feature_set import FeatureSet, FeatureSetView
+from anyaccel.data.feature_set import ALL, FeatureSet, FeatureSetView
 from anyaccel.data.padding import padding_of
 from anyaccel.data.roles import ROLES, Names, listed
 from anyaccel.data.rows import Rows
-from anyaccel.data.splitting.named_splits import ALL
 from anyaccel.data.transforms import Transforms, transform_columns
 from anyaccel.errors import TransformError
 from anyaccel_sklearn.transforms.fitted_transform import FittedTransform, read_transform
