@@ -25,6 +25,7 @@ import os
 import resource
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -197,6 +198,7 @@ def ways_of_tensorflow(n_layers: int, width: int, folder: Path) -> tuple[str, di
     import keras
     from safetensors.tensorflow import load_file, save_file
 
+    sys.setrecursionlimit(20 * n_layers + 1000)  # Keras goes through a model layer by layer
     layers = [keras.layers.Dense(width, use_bias=False) for _ in range(n_layers)]
     model = keras.Sequential([keras.layers.Input((width,)), *layers])
     graph = aa.ModelGraph([aa.ModelNode("net", model, data(width))], seed=0).build()

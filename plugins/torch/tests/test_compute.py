@@ -177,6 +177,48 @@ def test_large_model_that_needs_values_is_run(backend: TorchBackend, monkeypatch
     assert backend.infer(model, [spec(3)], 0) == (spec(2),)
 
 
+@pytest.fixture
+def medium(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape_inference, "MEDIUM_BYTES", 0)
+    monkeypatch.setattr(shape_inference, "MEDIUM_TENSOR", 0)
+
+
+@pytest.mark.usefixtures("medium")
+def test_a_model_of_large_tensors_runs_on_values_once(backend: TorchBackend) -> None:
+    seen: list[tuple[str, int]] = []
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model.register_forward_pre_hook(lambda m, inputs: seen.append((inputs[0].device.type, len(inputs[0]))))
+    assert backend.infer(model, [spec(3)], 0) == (spec(2),)
+    assert seen == [("cpu", 2), ("meta", 2), ("meta", 3)]
+    assert not model[0].weight.is_meta
+    with pytest.raises(ShapeError, match="float64"):  # which its run without values would take
+        backend.infer(model, [spec(3, dtype="float64")], 0)
+
+
+@pytest.mark.usefixtures("medium")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x if float(x.sum()) < 1e9 else x[:1],
+        lambda x: x[:, :1].expand(len(x), 3) if x.is_meta else x,
+        lambda x: (x, x) if x.is_meta else x,
+    ],
+    ids=["depends on values", "other shape", "other outputs"],
+)
+def test_a_model_that_is_another_without_values_is_run_on_them(backend: TorchBackend, function: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), Function(function))
+    assert backend.infer(model, [spec(3)], 0) == (spec(2),)
+
+
+@pytest.mark.usefixtures("medium")
+def test_training_that_needs_values_is_run_on_them(backend: TorchBackend) -> None:
+    seen: list[str] = []
+    model = Function(lambda x: seen.append(x.device.type) or (x if float(x.sum()) < 1e9 else x[:1]))
+    model.weight = nn.Parameter(torch.ones(3))
+    assert [output.spec for output in backend.infer_training(model, [spec(3)])] == [spec(3)]
+    assert seen == ["meta", "cpu", "cpu"]
+
+
 # -- facts -----------------------------------------------------------------------------------------------------------
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from itertools import chain
 from typing import Any
 
@@ -30,6 +30,9 @@ from anyaccel_torch.tree_utils import dtype_name
 # torch's shape-only kernels accept wrong dtypes (such as a float64 batch for a float32 Linear), so a module is run on
 # values unless its parameters take more bytes than this.
 LARGE_BYTES = 512 * 2**20
+# One run on values tells as much; from these sizes on, of all parameters and of one in the mean, the other runs go
+# without, because reading the parameters takes longer than copying the module.
+MEDIUM_BYTES, MEDIUM_TENSOR = 64 * 2**20, 2**20
 
 
 def infer_outputs(
@@ -53,13 +56,39 @@ def infer_outputs(
 
 
 def _probed(model: nn.Module, inputs: Sequence[TensorSpec], call: ProbeLayout) -> tuple[OutputSpec, ...]:
-    calls = TrialCalls(model)
+    calls, seen = TrialCalls(model), dict[int, Any]()
+
+    def run(batch: int) -> Any:
+        outputs = None
+        if seen and _is_medium(model):
+            outputs = _without_reading(model, inputs, call, seen, batch)
+        seen[batch] = call.by_path(_run(calls, inputs, call, batch)) if outputs is None else outputs
+        return seen[batch]
+
     return probe_outputs(
         type(model).__name__,
-        lambda batch: call.by_path(_run(calls, inputs, call, batch)),
+        run,
         lambda output: dtype_name(output.dtype),
         hint="return outputs with the batch as an axis from the model's forward",
     )
+
+
+def _without_reading(
+    model: nn.Module, inputs: Sequence[TensorSpec], call: ProbeLayout, seen: Mapping[int, Any], batch: int
+) -> Any:
+    """Return outputs without values for a batch; None if the module cannot run so, or gives others than were seen."""
+    try:
+        calls = TrialCalls(_without_values(model))
+        same = all(
+            _shapes(call.by_path(_run(calls, inputs, call, size))) == _shapes(outputs) for size, outputs in seen.items()
+        )
+        return call.by_path(_run(calls, inputs, call, batch)) if same else None
+    except Exception:  # not every module can be copied or run without values
+        return None
+
+
+def _shapes(outputs: Mapping[Path, Tensor]) -> dict[Path, tuple[torch.Size, torch.dtype]]:
+    return {path: (output.shape, output.dtype) for path, output in outputs.items()}
 
 
 def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
@@ -73,18 +102,25 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
     if _ignores_modes(model):
         return ()
     layout = ProbeLayout(arguments)
+    if _is_medium(model) and not _is_large(model):
+        with suppress(Exception):  # a module that cannot be copied, or run without values
+            return _probed_training(_without_values(model), inputs, layout)
     try:
-        calls = TrialCalls(_without_values(model) if _is_large(model) else model)
-        return probe_outputs(
-            f"in training, {type(model).__name__}",
-            lambda batch: layout.by_path(_training_outputs(calls, inputs, layout, batch)),
-            lambda output: dtype_name(output.dtype),
-            hint="return outputs with the batch as an axis in training too",
-        )
+        return _probed_training(_without_values(model) if _is_large(model) else model, inputs, layout)
     except (ShapeError, *ENVIRONMENT_ERRORS):
         raise
     except Exception:  # zeros may be no legal input in training alone; the first step has the right error
         return ()
+
+
+def _probed_training(model: nn.Module, inputs: Sequence[TensorSpec], layout: ProbeLayout) -> tuple[OutputSpec, ...]:
+    calls = TrialCalls(model)
+    return probe_outputs(
+        f"in training, {type(model).__name__}",
+        lambda batch: layout.by_path(_training_outputs(calls, inputs, layout, batch)),
+        lambda output: dtype_name(output.dtype),
+        hint="return outputs with the batch as an axis in training too",
+    )
 
 
 def _ignores_modes(model: nn.Module) -> bool:
@@ -187,6 +223,11 @@ def _is_large(model: nn.Module) -> bool:
     is_meta = {tensor.is_meta for tensor in chain(model.parameters(), model.buffers())}
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     return (nbytes > LARGE_BYTES or len(is_meta) == 2) and not keras.outermost(model)
+
+
+def _is_medium(model: nn.Module) -> bool:
+    sizes = [parameter.nbytes for parameter in model.parameters()]
+    return sum(sizes) > max(MEDIUM_BYTES, MEDIUM_TENSOR * len(sizes)) and not keras.outermost(model)
 
 
 def _without_values(model: nn.Module) -> nn.Module:
