@@ -23,7 +23,16 @@ CASES = ("data", "forward", "backward", "norm", "step", "end", "save", "all")
 @pytest.fixture(scope="module", params=[{}, {"ANYACCEL_TORCH_BUCKET_MB": "0.0001"}], ids=["one bucket", "many"])
 def of_processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("memory")
-    command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(HERE / "own_loop_memory.py"), str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "anyaccel",
+        "run",
+        "--replicas",
+        "2",
+        str(HERE / "own_loop_memory.py"),
+        str(folder),
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "ANYACCEL_REPLICA_TIMEOUT": "60", **request.param}
     answer = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
     assert answer.returncode == 0, answer.stderr
