@@ -153,6 +153,102 @@ def test_settings(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loop_of().reduce(1.0, "mean") == 1.0
 
 
+def test_settings_of_phases(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    net, optimizer, loader = parts()
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with hint("your loader makes the batches: loader = loop.prepare(loader)"):
+        loop_of(batch_size=32)
+    with hint("write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)"):
+        loop_of(schedule="cosine")
+    with hint("write loop.prepare(loader, batch='per_replica')"):
+        loop_of(per_replica=True)
+    with hint("write precision='fp16-mixed', which scales losses"):
+        loop_of(loss_scale=8)
+    assert loop_of(precision="fp16-mixed").scaler is not None
+    with hint("write precision='bf16-mixed'"):
+        loop_of(bf16=True)
+    assert loop_of(precision="bf16-mixed").precision == "bf16-mixed"
+    with hint("write sharding='full'"):
+        loop_of(fsdp=True)
+    with hint(
+        "a Loop keeps the model on the device: shard it, with sharding='full', or train in a TrainPhase, which offloads"
+    ):
+        loop_of(offload=True)
+    assert loop_of(sharding="full").sharding == "full" and aa.TrainPhase(data="all", residency="streamed")
+    with hint("for the same bits on any number of devices, train in a TrainPhase, with deterministic=True"):
+        loop_of(deterministic=True)
+    assert aa.TrainPhase(data="all", deterministic=True).deterministic
+    with hint("write log='runs/a'; each tracker that is installed and turned on logs, too"):
+        loop_of(trackers=["tensorboard"])
+    loop = loop_of(log="runs/a")
+    net, optimizer, schedule = loop.prepare(net, optimizer, schedule)
+    loader = loop.prepare(loader, batch="per_replica")
+    with hint("write for epoch in loop.epochs(10):"):
+        loop_of(epochs=10)
+    for epoch in loop.epochs(10):
+        loop.log({"epoch": epoch})
+    with hint("read loop.tracking.history"):
+        _ = loop.history
+    assert len(loop.tracking.history) == 10 and Path("runs/a/metrics.jsonl").exists()
+    with hint("write for epoch in loop.epochs(10, save='runs/a'):"):
+        loop_of(checkpoint="runs/a")
+    loop = loop_of()
+    net, optimizer, loader = loop.prepare(*parts())
+    with hint("write loop.backward(loss), with your own loss and optimizer"):
+        loop_of(losses="mse")
+    with hint("write if loop.any(loss != loss): break"):
+        loop_of(on_nan="stop")
+    for _epoch in loop.epochs(10, save="runs/a"):
+        for x, y in loader:
+            loss = F.mse_loss(net(x), y)
+            if loop.any(loss != loss):
+                break
+            loop.backward(loss)
+            optimizer.step()
+    with hint("evaluate in your loop: loop.gather(net(x) for x, y in test)"):
+        loop_of(validation="val")
+    test = loader
+    assert loop.gather(net(x) for x, y in test).shape == (6, 1)
+    with hint("move the model after loop.close()"):
+        loop_of(final_device="cpu")
+    loop.close()
+    assert net.to("cpu") is net
+    with hint("write loop.find_batch_size(train), or accumulate=4"):
+        loop_of(microbatching="auto")
+    train = int
+    assert loop.find_batch_size(train) == 128 and loop_of(accumulate=4).accumulation_steps == 4
+
+
+def test_words_of_phases(hint: Any, cli: Any, tmp_path: Path) -> None:
+    loop = loop_of()
+    with hint("read loop.accelerator; `anyaccel doctor` checks the machine"):
+        _ = loop.doctor
+    assert str(loop.accelerator) == "cpu:0" and "doctor" in cli("doctor", "--help").output
+    with hint("a Loop keeps the model on the device; a TrainPhase offloads"):
+        _ = loop.offload
+    with hint("write with aa.ledger() as moved: around your loop"):
+        _ = loop.ledger
+    with aa.ledger() as moved:
+        list(loop.prepare(parts()[2]))
+    assert moved.totals().nbytes == 0
+    with hint("write Loop(profile=aa.Profile((10, 20), 'traces'))"):
+        _ = loop.profile
+    assert aa.Loop("cpu", framework="torch", profile=aa.Profile((10, 20), str(tmp_path / "traces")))
+    with hint("write Loop(log='runs/a'); each tracker that is installed and turned on logs, too"):
+        _ = loop.trackers
+    assert aa.Loop("cpu", framework="torch", log=str(tmp_path / "runs/a"))
+    with hint("nothing is known of your loop before it runs; a graph has a plan: experiment.plan(phase)"):
+        _ = loop.plan
+    rows = {"x": np.ones((4, 2), np.float32), "y": np.ones((4, 1), np.float32)}
+    data = aa.FeatureSet.from_dict("data", rows, features="x", target="y")
+    graph = aa.ModelGraph([aa.ModelNode("model", nn.Linear(2, 1), data.reference())], aa.Optimizer("sgd", lr=0.1))
+    losses = [aa.AppliedLoss("mse", on="model")]
+    phase = aa.TrainPhase(data=data, losses=losses, batch_size=2, accelerator="cpu")
+    experiment = aa.Experiment("e", graph)
+    assert "model" in str(experiment.plan(phase))
+
+
 def test_gradients(hint: Any) -> None:
     net, optimizer, loader = parts()
     loop = loop_of(accumulate=2)

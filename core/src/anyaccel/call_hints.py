@@ -188,12 +188,7 @@ def _wrong_call(
     if wrong is not None and unknown is not None:
         return unknown(args[0] if args else None, wrong)
     if wrong is not None:
-        hint = _meant(wrong, parameters)
-        # a hint that names the argument says it; nobody reads a list of 40 beside it
-        available = "" if hint and len(parameters) > _MANY else available
-        return ArgumentError(
-            f"{name} has no argument {wrong!r}", available=available, hint=hint or "use one of these names"
-        )
+        return unknown_argument(name, wrong, parameters)
     needed = [
         f"{parameter.name}=..." if parameter.kind is inspect.Parameter.KEYWORD_ONLY else parameter.name
         for parameter in parameters.values()
@@ -211,6 +206,15 @@ def _wrong_call(
         return ArgumentError(f"{name}: {reason}", available="" if len(parameters) > _MANY else available, hint=hint)
     more = ["..."] if len(needed) < len(parameters) else []
     return ArgumentError(f"{name}: {reason}", hint=f"write {name}({', '.join([*needed, *more])})")
+
+
+def unknown_argument(name: str, wrong: str, parameters: Mapping[str, inspect.Parameter]) -> ArgumentError:
+    """Create the error for an argument that a function does not have, which suggests the closest one."""
+    hint = _meant(wrong, parameters)
+    # a hint that names the argument says it; nobody reads a list of 40 beside it
+    available = "" if hint and len(parameters) > _MANY else ", ".join(parameters)
+    problem = f"{name} has no argument {wrong!r}"
+    return ArgumentError(problem, available=available, hint=hint or "use one of these names")
 
 
 def _meant(wrong: str, parameters: Mapping[str, inspect.Parameter]) -> str:

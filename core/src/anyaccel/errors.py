@@ -76,7 +76,7 @@ class AmbiguousOwnerError(AnyaccelError, TypeError):
 
 
 class PluginError(AnyaccelError):
-    """A plugin is installed but broken, is built for other names of the contract, or claims what another plugin has."""
+    """A plugin is installed but broken, uses other names of the contract, or claims the devices of another plugin."""
 
 
 class MissingDistributionError(PluginError, ModuleNotFoundError):

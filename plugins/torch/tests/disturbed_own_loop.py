@@ -7,6 +7,7 @@ from one that has imported everything, so that the instants are within the loop.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +35,7 @@ def attempt(run: Path, rank: int, size: int, port: int, *, undisturbed: bool) ->
     """The loop in a forked process, which ends with it."""
     sys.stderr = sys.stdout = (run / f"log-{rank}").open("a", buffering=1)
     os.dup2(sys.stderr.fileno(), 2)
+    faulthandler.enable()
     if size > 1:
         place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
         os.environ.update({"MASTER_ADDR": "127.0.0.1", "ANYACCEL_REPLICA_TIMEOUT": "60"})
@@ -132,8 +135,17 @@ class Disturbed:
         """Until a step is told, or there is none any more."""
         until = time.monotonic() + PATIENCE
         while len(self._told(run)) == n_told and self._are_alive(pids):
-            assert time.monotonic() < until, self._logs(run)
+            if time.monotonic() > until:
+                self._abort(pids)
+                raise AssertionError(f"no step within {PATIENCE:g} seconds\n{self._logs(run)}")
             time.sleep(0.001)
+
+    def _abort(self, pids: Iterable[int]) -> None:
+        """Let processes write where they are into their logs."""
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        time.sleep(2.0)
 
     def _ended(self, pids: list[int]) -> list[int]:
         """The exit statuses, of processes that must end by themselves."""
@@ -144,9 +156,7 @@ class Disturbed:
                 if ended:
                     statuses[pid] = os.waitstatus_to_exitcode(status)
             if time.monotonic() > until:
-                for pid in set(pids) - set(statuses):
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGABRT)
+                self._abort(set(pids) - set(statuses))
                 raise AssertionError(f"processes did not end within {PATIENCE:g} seconds")
             time.sleep(0.01)
         return [statuses[pid] for pid in pids]

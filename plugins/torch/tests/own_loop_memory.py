@@ -101,9 +101,9 @@ def told(case: str, folder: Path) -> Any:
 
 def refusals() -> list[str]:
     """What is no search in several processes."""
-    loop = aa.Loop("cpu", framework="torch")
+    different, sharded = (aa.Loop("cpu", framework="torch", sharding=sharding) for sharding in ("none", "full"))
     errors = []
-    for loop, start in ((loop, 8 + loop.process_index), (aa.Loop("cpu", framework="torch", sharding="full"), 8)):
+    for loop, start in ((different, 8 + different.process_index), (sharded, 8)):
         try:
             loop.find_batch_size(lambda size: size, start=start)
         except aa.errors.ConfigError as error:

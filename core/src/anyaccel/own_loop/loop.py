@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import math
 import os
@@ -18,10 +19,11 @@ import numpy as np
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
-from anyaccel.call_hints import constructor_hints
+from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import call_hints, constructor_hints, unknown_argument
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.data.streaming.random_states import frameworks_of, from_arrays, imported_backends, to_arrays
-from anyaccel.errors import CapabilityError, ConfigError, DataError, StateError
+from anyaccel.errors import AnyaccelError, ArgumentError, CapabilityError, ConfigError, DataError, StateError
 from anyaccel.extensions import extensions
 from anyaccel.launched import launched
 from anyaccel.own_loop.capability import OwnLoops
@@ -96,8 +98,51 @@ OF_MODELS = "model "
 """Prefix of the names of random states that models hold."""
 
 
+MISPLACED_SETTINGS: Mapping[str, str] = {
+    "data batch_size sampler dataset dataloader": "your loader makes the batches: loader = loop.prepare(loader)",
+    "loss losses optimizer lr learning_rate": "write loop.backward(loss), with your own loss and optimizer",
+    "schedule scheduler lr_scheduler": "write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)",
+    "epochs num_epochs max_epochs n_epochs": "write for epoch in loop.epochs(10):",
+    "checkpoint checkpoints save resume keep every project_dir ckpt_path": (
+        "write for epoch in loop.epochs(10, save='runs/a'):"
+    ),
+    "validation validate_every": "evaluate in your loop: loop.gather(net(x) for x, y in test)",
+    "microbatching": "write loop.find_batch_size(train), or accumulate=4",
+    "on_nan": "write if loop.any(loss != loss): break",
+    "loss_scale fp16 scaler grad_scaler": "write precision='fp16-mixed', which scales losses",
+    "amp bf16": "write precision='bf16-mixed'",
+    "replicas n_devices num_devices num_processes world_size num_nodes strategy distributed ddp": (
+        "start the script as anyaccel run --replicas 2 SCRIPT"
+    ),
+    "fsdp zero shard fsdp_plugin": "write sharding='full'",
+    "per_replica split_batches": "write loop.prepare(loader, batch='per_replica')",
+    "trackers tracker log_with loggers report_to": (
+        "write log='runs/a'; each tracker that is installed and turned on logs, too"
+    ),
+    "callbacks": "call them in your loop",
+    "step": "your loop is the step",
+    "compile": "compile the model or the step as your framework does, in your loop",
+    "residency offload cpu_offload device_map": (
+        "a Loop keeps the model on the device: shard it, with sharding='full', or train in a TrainPhase, which offloads"
+    ),
+    "deterministic": "for the same bits on any number of devices, train in a TrainPhase, with deterministic=True",
+    "matmul_precision tf32 allow_tf32": "set it in the framework before your loop begins",
+    "final_device": "move the model after loop.close()",
+    "strict policy label": "a Loop has no use for it",
+}
+"""Settings of phases and of other libraries that a Loop does not have, and what has their place."""
+
+
+def _unknown(owner: Any, name: str) -> AnyaccelError:
+    """Create the error for an argument that a Loop does not have."""
+    for names, hint in MISPLACED_SETTINGS.items():
+        if name in names.split():
+            return ArgumentError(f"Loop has no argument {name!r}", hint=hint)
+    return unknown_argument("Loop", name, inspect.signature(Loop).parameters)
+
+
 @constructor_hints
-class Loop:
+class Loop(AttributeHints):
     """Run your own training loop on any device, in one process or in those of a launcher.
 
     ```python
@@ -145,11 +190,23 @@ class Loop:
     """
 
     framework: ClassVar[str]
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "plan simulate explain memory": (
+            "nothing is known of your loop before it runs; a graph has a plan: experiment.plan(phase)"
+        ),
+        "doctor devices": "read loop.accelerator; `anyaccel doctor` checks the machine",
+        "ledger report transfers": "write with aa.ledger() as moved: around your loop",
+        "history metrics results": "read loop.tracking.history",
+        "offload device_map residency": "a Loop keeps the model on the device; a TrainPhase offloads",
+        "profile profiler": "write Loop(profile=aa.Profile((10, 20), 'traces'))",
+        "trackers get_tracker": "write Loop(log='runs/a'); each tracker that is installed and turned on logs, too",
+    }
 
     if TYPE_CHECKING:  # a type checker sees what all frameworks have in common, and accepts their additional methods
 
         def __getattr__(self, name: str) -> Any: ...
 
+    @call_hints(unknown=_unknown)
     def __new__(
         cls,
         accelerator: Any = AUTO,
@@ -166,6 +223,7 @@ class Loop:
     ) -> Loop:
         return object.__new__(_loop_class(framework) if cls is Loop else cls)
 
+    @call_hints(unknown=_unknown)
     def __init__(
         self,
         accelerator: Any = AUTO,

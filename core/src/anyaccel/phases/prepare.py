@@ -33,7 +33,7 @@ from anyaccel.phases.loading.residency import (
     map_source_loaders,
 )
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
-from anyaccel.phases.process_groups import process_groups
+from anyaccel.phases.process_groups import ProcessGroups
 from anyaccel.phases.row_alignment import combinations_of
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
@@ -88,6 +88,7 @@ def prepare(
     graph: ModelGraph,
     on_host: Collection[str],
     opened: PhaseSources,
+    groups: ProcessGroups,
     group: ProcessGroup,
 ) -> list[PreparedPart]:
     """Prepare a phase and its validation; the phase comes first.
@@ -96,6 +97,7 @@ def prepare(
         phase, resolution, graph: The phase, its resolution and its graph.
         on_host: Labels of the estimators that learn in the phase, or are fitted.
         opened: Sources that are opened, and those that were read for this phase before.
+        groups: What decides about processes and devices of the phase.
         group: Processes that compute the phase; this one takes its part of each batch.
 
     Raises:
@@ -103,7 +105,7 @@ def prepare(
     """
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     feature_sets = topology.feature_sets(graph.nodes.values())
-    parts = [_draw(phase, part, plan, graph, on_host, read=True, opened=opened) for part in phase.parts]
+    parts = [_draw(phase, part, plan, graph, on_host, groups, read=True, opened=opened) for part in phase.parts]
     if group.size == 1 and phase.trains and phase.step is None:
         drawn = parts[0]
         first: dict[str, int] = {}  # by feature set: the first step with one row of it
@@ -175,13 +177,15 @@ def _shared(drawn: DrawnPart, group: ProcessGroup) -> DrawnPart:
     return replace(drawn, epochs=group.share_epochs(drawn.epochs)) if drawn.part.trains else drawn
 
 
-def draw_parts(phase: PhaseSettings, plan: Plan, graph: ModelGraph, on_host: Collection[str]) -> list[DrawnPart]:
+def draw_parts(
+    phase: PhaseSettings, plan: Plan, graph: ModelGraph, on_host: Collection[str], groups: ProcessGroups
+) -> list[DrawnPart]:
     """Return the data that a phase and its validation use, to the extent that this is known without the values.
 
     Raises:
         AnyaccelError: data, samplers or metrics that do not fit.
     """
-    return [_draw(phase, part, plan, graph, on_host, read=False, opened=PhaseSources()) for part in phase.parts]
+    return [_draw(phase, part, plan, graph, on_host, groups, read=False, opened=PhaseSources()) for part in phase.parts]
 
 
 def _draw(
@@ -190,6 +194,7 @@ def _draw(
     plan: Plan,
     graph: ModelGraph,
     on_host: Collection[str],
+    groups: ProcessGroups,
     *,
     read: bool,
     opened: PhaseSources,
@@ -238,7 +243,7 @@ def _draw(
                 hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
             )
         if isinstance(data.source, BatchSource):
-            own_samplers = part.sampler.values() if isinstance(part.sampler, Mapping) else [part.sampler]
+            own_samplers = list(part.sampler.values()) if isinstance(part.sampler, Mapping) else [part.sampler]
             chosen = [type(sampler).__name__ for sampler in own_samplers if type(sampler) is not SimpleSampler]
             if chosen:
                 raise PhaseError(
@@ -246,6 +251,13 @@ def _draw(
                     cause="a source of batches decides which rows make a batch",
                     hint="leave the sampler out, use a MapSource, or read the source into memory: "
                     "FeatureSet.from_dict(...)",
+                )
+            size, usual = getattr(part.data, "batch_size", None), type(part).default_batch_size
+            other = next((it.batch_size for it in own_samplers if it.batch_size not in (usual, size)), None)
+            if part.trains and isinstance(size, int) and other is not None:
+                raise PhaseError(
+                    f"phase {part.label!r} has batch_size={other}, but its data come in batches of {size} rows",
+                    hint="leave batch_size out, and set the size where you create the batches",
                 )
     evaluated, epochs = EvaluationRows(data.rows), None
     if not isinstance(data.source, BatchSource):
@@ -258,7 +270,7 @@ def _draw(
                 check_stream(stream, feature_set, sampler.streams)
         evaluated, epochs = part.draw(data.rows, list(combined))
         if part.trains:
-            process_groups(phase, graph).check_epochs(part, plan, epochs)
+            groups.check_epochs(part, plan, epochs)
     return DrawnPart(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
 
 
@@ -440,6 +452,7 @@ def plan_request(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] 
 def resolve_phase(
     phase: PhaseSettings,
     graph: ModelGraph,
+    groups: ProcessGroups,
     left: Mapping[Backend, OuterContexts],
     done: Collection[str] = (),
     known: Registry | None = None,
@@ -449,6 +462,7 @@ def resolve_phase(
     Args:
         phase: The bound phase.
         graph: The graph that it runs on.
+        groups: What decides about processes and devices of the phase.
         left: The caller's contexts, which were left.
         done: Estimators fitted so far.
         known: The devices; None for those of this machine.
@@ -462,7 +476,7 @@ def resolve_phase(
     request = plan_request(phase, graph, done)
     resolution = resolve(graph, request, known)
     check_precision(phase, resolution.plan, left)
-    process_groups(phase, graph).check(phase, resolution, request.learners)
+    groups.check(phase, resolution, request.learners)
     notes = (*resolution.plan.notes, *phase.plan_notes(graph, done))
     return replace(resolution, plan=replace(resolution.plan, notes=notes)), request.learners
 

@@ -327,12 +327,12 @@ class PhaseExecution:
         phase, graph = run.phase, run.graph
         self._close()
         with interrupts.allowed():  # shapes are inferred, files are read
-            resolution, labels = resolve_phase(phase, graph, self._left, run.done)
-            run.plan = resolution.plan
             groups = process_groups(phase, graph)
+            resolution, labels = resolve_phase(phase, graph, groups, self._left, run.done)
+            run.plan = resolution.plan
             group = groups.group(phase, resolution, labels)
             on_host = (*labels, *phase.next_to_fit(graph, run.done))
-            parts = prepare(phase, resolution, graph, on_host, self._opened, group)
+            parts = prepare(phase, resolution, graph, on_host, self._opened, groups, group)
         self._settings.close()
         for backend, value in resolution.matmul_precisions:
             self._settings.enter_context(backend.matmul_precision(value))

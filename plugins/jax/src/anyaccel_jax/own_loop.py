@@ -18,7 +18,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from anyaccel.arguments import shown
-from anyaccel.attribute_hints import AttributeHints
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.errors import ConfigError, DataError, FrameworkError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
@@ -46,7 +45,7 @@ class JaxLoops(OwnLoops):
         return JaxLoop
 
 
-class JaxLoop(AttributeHints, Loop):
+class JaxLoop(Loop):
     """A loop of JAX. In several processes states and batches are global arrays over one mesh of their devices.
 
     ```python
@@ -78,6 +77,7 @@ class JaxLoop(AttributeHints, Loop):
 
     framework: ClassVar[str] = "jax"
     attribute_hints: ClassVar[Mapping[str, str]] = {
+        **Loop.attribute_hints,
         "backward": "compute gradients with loop.value_and_grad(loss)(params, x, y), inside the step",
         "autocast": "precision= casts inside loop.value_and_grad(loss)",
         "accumulate sync_gradients no_sync": "write loop.value_and_grad(loss, accumulate=4)",

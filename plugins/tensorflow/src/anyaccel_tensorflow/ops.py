@@ -128,14 +128,14 @@ class TensorFlowOps(TracedOps):
     # -- arrays ----------------------------------------------------------------------------------------------------
 
     def kind(self, array: Any) -> Kind:
-        """The kind of the dtype, as NumPy names it."""
+        """Return the kind of an array's dtype."""
         dtype = array.dtype
         if dtype.is_floating or dtype.is_complex:
             return "floating" if dtype.is_floating else "complex"
         return "boolean" if dtype.is_bool else "integer"
 
     def itemsize(self, array: Any) -> int:
-        """The size of an element in bytes."""
+        """Return the size of an element in bytes."""
         return int(array.dtype.size)
 
     # -- models ----------------------------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ class GroupOptimizer:
         return [{**group, "params": parameters} for parameters in by_steps.values()]
 
     def steps(self, parameter: nn.Parameter) -> int:
-        """The number of steps of a parameter's node over its whole life."""
+        """Return the number of steps of a parameter's node over its whole life."""
         return self._steps_before[node := self._node[parameter]] + self._steps[node]
 
     def _count(self) -> None:

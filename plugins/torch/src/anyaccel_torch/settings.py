@@ -45,7 +45,7 @@ class TorchSettings(HasSettings):
 
 @cache
 def matmul_precision() -> ProcessSetting:
-    """The precision of float32 matrix multiplications."""
+    """Return the setting for the precision of float32 matrix multiplications."""
     import torch
 
     read, write = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision

@@ -13,7 +13,7 @@ from anyaccel.graph import ModelGraph, Plan, Resolution
 from anyaccel.phases.bound_phase import bound, final_devices
 from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.prepare import DrawnPart, draw_parts, leave_contexts, resolve_phase
-from anyaccel.phases.process_groups import process_groups, shared_groups
+from anyaccel.phases.process_groups import ProcessGroups, process_groups, shared_groups
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 
@@ -25,7 +25,8 @@ def plan_of(phase: PhaseSettings, graph: ModelGraph) -> Plan:
         AnyaccelError: anything that would keep the phase from running, if known beforehand.
     """
     with leave_contexts(graph) as left:
-        return _planned(bound(phase, graph), graph, registry(), left)[0]
+        bound_phase = bound(phase, graph)
+        return _planned(bound_phase, graph, process_groups(bound_phase, graph), registry(), left)[0]
 
 
 def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> Plan:
@@ -44,11 +45,11 @@ def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> 
         machine = load(SETTINGS, "plan.inventory")(inventory)
     registered = machine or registry()
     bound_phase = bound(phase, graph, machine)
+    groups = process_groups(bound_phase, graph)
     with leave_contexts(graph) as left:
-        plan, resolution, parts = _planned(bound_phase, graph, registered, left)
+        plan, resolution, parts = _planned(bound_phase, graph, groups, registered, left)
         plan = replace(plan, notes=(*plan.notes, *_unused_devices(plan, registered)))
         made = with_figures(bound_phase, plan, resolution, graph, parts, registered)
-    groups = process_groups(bound_phase, graph)
     if made.replicas:
         return replace(groups.plan_of_one(bound_phase, made, made.replicas), notes=made.notes)
     if machine is None:
@@ -62,14 +63,18 @@ def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> 
 
 
 def _planned(
-    phase: PhaseSettings, graph: ModelGraph, known: Registry, left: Mapping[Backend, OuterContexts]
+    phase: PhaseSettings,
+    graph: ModelGraph,
+    groups: ProcessGroups,
+    known: Registry,
+    left: Mapping[Backend, OuterContexts],
 ) -> tuple[Plan, Resolution, list[DrawnPart]]:
-    resolution, learners = resolve_phase(phase, graph, left, known=known)
+    resolution, learners = resolve_phase(phase, graph, groups, left, known=known)
     plan = resolution.plan
-    parts = draw_parts(phase, plan, graph, (*learners, *phase.next_to_fit(graph, ())))
+    parts = draw_parts(phase, plan, graph, (*learners, *phase.next_to_fit(graph, ())), groups)
     epochs = parts[0].epochs
     final_devices(phase, plan, known)
-    shares = process_groups(phase, graph).notes(phase, resolution, None if epochs is None else epochs.batch_size)
+    shares = groups.notes(phase, resolution, None if epochs is None else epochs.batch_size)
     return replace(plan, notes=(*plan.notes, *shares)), resolution, parts
 
 
