@@ -383,7 +383,7 @@ def test_validations_by_a_phase(hint: Any) -> None:
         fitted(features(splits=True), validation=split, metrics="mse")
     within = aa.EvalPhase("check", data="val", metrics=["mse"])
     assert fitted(features(splits=True), validation=within).results.figure("val_mse").size
-    assert fitted(target="price", validation=TABLE, metrics=["mse"]).results.figure("val_mse").size
+    assert fitted(target="price", validation={**TABLE}, metrics=["mse"]).results.figure("val_mse").size
 
 
 def test_the_phase_of_a_loaded_model(hint: Any, tmp_path: Path) -> None:

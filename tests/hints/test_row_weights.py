@@ -44,9 +44,9 @@ def test_sample_weights(hint: Any) -> None:
         fit(NUMBERS, class_weights="balanced")
     assert fit({**NUMBERS, "COLUMN": WEIGHTS}, sample_weight="COLUMN")
     with hint("name a column that both have: sample_weight='COLUMN'"):
-        fit(sample_weight=WEIGHTS, validation=TABLE)
+        fit(sample_weight=WEIGHTS, validation={**TABLE})
     both = {**TABLE, "COLUMN": WEIGHTS}
-    assert fit(both, sample_weight="COLUMN", validation=both)
+    assert fit(both, sample_weight="COLUMN", validation={**both})
     with hint("leave {}= out"):
         aa.fit(Dense(1), [{"x": X, "y": X[:, :1]}], loss="mse", target="y", features="x", sample_weight="w")
     assert aa.fit(Dense(1), [{"x": X, "y": X[:, :1]}], loss="mse", target="y", features="x", progress="none")

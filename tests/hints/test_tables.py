@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pathlib
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +355,97 @@ def test_transformers_that_drop_rows(hint: Any) -> None:
     with hint("use a transformer that keeps all rows"):
         fitted(frame()[["age", "y"]], preprocess=DropsRows())
     assert fitted(frame()[["age", "y"]], preprocess=StandardScaler())
+
+
+def test_times_with_and_without_a_zone(hint: Any) -> None:
+    days = pandas.date_range("2020-01-01", periods=N, freq="7h")
+    aware = frame(day=days.tz_localize("Europe/Berlin"))
+    model = fitted(aware)
+    with hint("name their zone (pandas: {}.dt.tz_localize({}))"):
+        model.predict(frame(day=days))
+    named = frame(day=pandas.to_datetime(frame(day=days)["day"]).dt.tz_localize("Europe/Berlin"))
+    np.testing.assert_array_equal(model.predict_proba(named), model.predict_proba(aware))
+    model = fitted(frame(day=days))
+    with hint(
+        "leave the zone out (pandas: {}.dt.tz_localize(None) keeps the hours of the clock, dt.tz_convert(None) takes "
+        "those of UTC)"
+    ):
+        model.predict(aware)
+    without = frame(day=pandas.to_datetime(aware["day"]).dt.tz_localize(None))
+    np.testing.assert_array_equal(model.predict_proba(without), model.predict_proba(frame(day=days)))
+    of_utc = frame(day=pandas.to_datetime(aware["day"]).dt.tz_convert(None))
+    assert not np.array_equal(model.predict_proba(of_utc), model.predict_proba(without))
+
+
+def test_numbers_of_two_parts(hint: Any) -> None:
+    values = np.exp(1j * np.arange(N))
+    with hint("make a column of each part, values.real and values.imag"):
+        fitted(frame(wave=values))
+    assert len(fitted(frame(real=values.real, imag=values.imag)).columns) == 4
+
+
+def test_files_that_pandas_reads(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = frame().assign(sex=lambda rows: rows.sex == "male")
+    expected = fitted(table).predict(table)
+    monkeypatch.chdir(tmp_path)
+    table.to_csv("t.csv", index=False, sep=";", decimal=",")
+    with hint("pass the frame of pandas.read_csv({}, sep={}{})"):
+        fitted("t.csv")
+    np.testing.assert_array_equal(fitted(pandas.read_csv("t.csv", sep=";", decimal=",")).predict(table), expected)
+    Path("t.csv").write_text("People\n" + table.to_csv(index=False), encoding="utf-8")
+    with hint("pass the frame of pandas.read_csv({}, skiprows={})"):
+        fitted("t.csv")
+    np.testing.assert_array_equal(fitted(pandas.read_csv("t.csv", skiprows=1)).predict(table), expected)
+    table.to_csv("t.csv", index=False, compression="gzip")
+    with hint("pass the frame of pandas.{}"):
+        fitted("t.csv")
+    np.testing.assert_array_equal(fitted(pandas.read_csv("t.csv", compression="gzip")).predict(table), expected)
+
+
+def test_tables_that_are_no_path(hint: Any, tmp_path: Path) -> None:
+    table = frame()
+    text = table.to_csv(index=False)
+    expected = fitted(table).predict(table)
+    with hint("write the text to a file, or pass the frame of pandas.read_csv(io.StringIO(text))"):
+        fitted(text)
+    np.testing.assert_array_equal(fitted(pandas.read_csv(io.StringIO(text))).predict(table), expected)
+    file = io.StringIO(text)
+    with hint("pass its path, or the frame of pandas.read_csv(file)"):
+        fitted(file)
+    np.testing.assert_array_equal(fitted(pandas.read_csv(file)).predict(table), expected)
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path, rows in zip(paths, (table[:20], table[20:]), strict=True):
+        rows.to_csv(path, index=False)
+    with hint("pass the frame of pandas.concat(map(pandas.read_csv, paths), ignore_index=True)"):
+        fitted(paths)
+    joined = pandas.concat(map(pandas.read_csv, paths), ignore_index=True)
+    np.testing.assert_array_equal(fitted(joined).predict(table), expected)
+    with hint(
+        "pass the frame of pandas.concat(map(pandas.read_csv, sorted(pathlib.Path({}).rglob({}))), ignore_index=True)"
+    ):
+        fitted(tmp_path)
+    joined = pandas.concat(map(pandas.read_csv, sorted(pathlib.Path(tmp_path).rglob("*.csv"))), ignore_index=True)
+    np.testing.assert_array_equal(fitted(joined).predict(table), expected)
+
+
+def test_targets_by_position_and_as_columns(hint: Any) -> None:
+    table = frame()
+    with hint("write target={}"):
+        fitted(table, 2)
+    assert fitted(table, target="y").classes_.tolist() == ["no", "yes"]
+    x, y = table[["age"]].to_numpy(), (table[["age"]].to_numpy() > 0).astype(int)
+    with hint("if {} holds classes, pass {}.ravel(); else give the model 1 output"):
+        aa.fit(aa.SequentialMLP(2), (x, y), epochs=1, progress="none")
+    assert aa.fit(aa.SequentialMLP(2), (x, y.ravel()), epochs=1, progress="none").classes_.tolist() == [0, 1]
+    assert aa.fit(aa.SequentialMLP(1), (x, y), epochs=1, progress="none").predict(x).shape[0] == N
+
+
+def test_losses_that_are_not_scaled(hint: Any) -> None:
+    with hint("write precision='fp16-mixed', or leave loss_scale out"):
+        fitted(frame(), loss_scale=64.0)
+    assert fitted(frame()).phase is not None
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(1, 2)
+    table = frame()[["age", "y"]]
+    scaled = aa.fit(model, table, target="y", epochs=1, progress="none", precision="fp16-mixed", loss_scale=64.0)
+    assert scaled.phase is not None and scaled.phase.loss_scale.initial == 64

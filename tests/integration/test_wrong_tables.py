@@ -6,6 +6,8 @@ What the hints say is followed by the tests of tests/hints.
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
 import warnings
 from collections.abc import Callable
@@ -79,6 +81,7 @@ DAYS = pandas.date_range("2020-01-01", periods=N)
 NAN = np.where(np.arange(N) == 3, np.nan, X[:, 0])
 ROWS = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.arange(N) % 2)
 LOADER = torch.utils.data.DataLoader(ROWS, batch_size=8)
+ALONE = 3  # a seed with which the only row of a class is validated
 SPLIT = make_pipeline(StandardScaler(), LogisticRegression())
 
 # what was typed, the call, and what is said
@@ -125,6 +128,12 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fit("t.xlsx"),
         r"'t\.xlsx' is not a table that can be read.*pandas\.read_excel\('t\.xlsx'\)",
     ),
+    "the text of a file": (
+        lambda: fit(table().to_csv(index=False)),
+        r"a text of 121 lines, .*read_csv\(io\.StringIO\(text\)\)",
+    ),
+    "an open file": (lambda: fit(io.StringIO("a,survived\n1,0\n")), r"a StringIO is an open file.*read_csv\(file\)"),
+    "several files": (lambda: fit(["a.csv", "b.csv"]), r"a list of 2 paths .*pandas\.concat\(map\(pandas\.read_csv"),
     # columns
     "no target": (lambda: fit(table(), None), "needs the name of the target.*columns: age, fare, sex"),
     "a typo": (lambda: fit(table(), "Survived"), "no column 'Survived'.*did you mean 'survived'"),
@@ -198,7 +207,26 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fit((X, NAN), None, net()),
         "'y' is NaN or infinite in 1 of 120 rows; the first is row 3",
     ),
+    "classes in a column": (
+        lambda: fit((X, (np.arange(N) % 2)[:, None]), None, net(2, 2)),
+        r"integers of shape \[n, 1\] are taken as numbers.*if 'y' holds classes, pass y\.ravel\(\)",
+    ),
+    "complex numbers": (lambda: fit(table(wave=X[:, 0] + 1j)), "'wave' .* complex64.*values.real and values.imag"),
+    "a complex target": (lambda: fit((X, X[:, 0] + 1j), None, net()), "'y' .* complex64.*values.real and values.imag"),
     # settings
+    "a sampler by column": (
+        lambda: fit(TWO, model=net(2, 2), sampler={"age": 4}),
+        "sampler for 'age'; its keys are labels of feature sets.*'data'.*write batch_size=32",
+    ),
+    "validations of nothing": (lambda: fit(table(), validate_every=5), "validate_every=5 but no validation.*=0.2"),
+    "scaled losses in 32 bits": (
+        lambda: fit(TWO, model=net(2, 2), loss_scale=64.0),
+        "loss_scale=64.0, but losses are scaled only in fp16-mixed.*write precision='fp16-mixed'",
+    ),
+    "the target's position": (
+        lambda: fit(table(), -1),
+        "target=-1 is a position.*columns: age, fare.*write target='survived'",
+    ),
     "half of all": (lambda: fit(table(), validation=1.5), r"validation=1\.5 is not a share of the rows"),
     "other columns": (
         lambda: fit(table(), validation=TWO),
@@ -292,6 +320,16 @@ FILES = {
     ),
     "UTF-16": ("a,survived\n1,0\n2,1\n", "utf-16", "is not UTF-8; it begins with the mark of UTF-16"),
     "a row too short": ("a,b,survived\n1,2,0\n1\n", "utf-8", "cannot be read as CSV.*on_bad_lines='warn'"),
+    "decimal commas": (
+        "a;b;survived\n1,5;2,5;0\n2;3,25;1\n",
+        "utf-8",
+        r"';' seems to be between .* commas before decimals.*sep=';', decimal=','\)",
+    ),
+    "a title": (
+        "Passengers of 1912\na,b,survived\n1,2,0\n2,3,1\n",
+        "utf-8",
+        "its first line, 'Passengers of 1912', seems to be above the header.*skiprows=1",
+    ),
     "nothing": ("", "utf-8", "cannot be read as CSV: Empty CSV file"),
     "a header": ("a,survived\n", "utf-8", "has no rows"),
 }
@@ -303,6 +341,34 @@ def test_what_is_wrong_with_a_file_is_said(name: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(text, encoding=encoding)
     with pytest.raises(AnyaccelError, match=message):
         fit(str(tmp_path / "t.csv"))
+
+
+BYTES = {
+    "gzip": (gzip.compress(b"a,survived\n1,0\n2,1\n"), r"compressed by gzip.*read_csv\('.*', compression='gzip'\)"),
+    "a workbook": (b"PK\x03\x04" + bytes(20), r"an Excel workbook or a zip file.*pandas\.read_excel\("),
+    "Parquet": (b"PAR1" + bytes(20), r"a Parquet file, .*pandas\.read_parquet\("),
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_what_is_no_text_is_said(name: str, tmp_path: Path) -> None:
+    content, message = BYTES[name]
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(AnyaccelError, match=message):
+        fit(str(tmp_path / "t.csv"))
+
+
+def test_a_folder_of_text_files_is_not_read(tmp_path: Path) -> None:
+    table().to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(AnyaccelError, match=r"has no Parquet file, but text files; a\.csv\. .*pandas\.concat"):
+        fit(str(tmp_path))
+
+
+def test_a_mark_at_the_begin_of_a_file_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    table().to_csv(tmp_path / "t.csv", index=False, encoding="utf-8-sig")
+    fitted = fit(str(tmp_path / "t.csv"))
+    assert fitted.columns[0].name == "age"
+    np.testing.assert_array_equal(fitted.predict(table()), fit(table()).predict(table()))
 
 
 def test_a_path_with_a_typo_names_the_file(tmp_path: Path) -> None:
@@ -348,6 +414,26 @@ WARNED: dict[str, tuple[Callable[[], Any], type[Warning], str]] = {
         TableWarning,
         "class 'Z' has 2 rows, and there are 5 folds: 3 of them test none of it",
     ),
+    "five outputs for two classes": (
+        lambda: fit(TWO, model=net(2, 5)),
+        TableWarning,
+        "'survived' has the classes 0, 1, but the model has 5 outputs: it can also predict classes that no row has",
+    ),
+    "four outputs for the classes 1 and 2": (
+        lambda: fit(table(survived=table().survived + 1)[["age", "fare", "survived"]], model=net(2, 4)),
+        TableWarning,
+        "'survived' has the classes 1, 2, but the model has 4 outputs.*to 3 outputs",
+    ),
+    "a class that is validated alone": (
+        lambda: fit(table(port=["Z", *["S", "C"] * 59, "S"]), "port", validation=0.5, seed=ALONE),
+        TableWarning,
+        "class 'Z' of 'port' is in the validation but in no training row",
+    ),
+    "the training table as its validation": (
+        lambda: fit(TWO, validation=TWO),
+        TableWarning,
+        "the validation is the training table itself.*validation=0.2",
+    ),
     "half precision": (
         lambda: fit(TWO, model=net(2, 2).half()),
         NaNWarning,
@@ -369,6 +455,53 @@ def test_what_is_odd_is_warned_of(asked: str) -> None:
         call()
     texts = [str(warning.message) for warning in caught if issubclass(warning.category, kind)]
     assert any(re.search(message, text) for text in texts), texts
+
+
+@pytest.mark.parametrize("day", [DAYS, DAYS.tz_localize("America/New_York")], ids=["no zone", "a zone"])
+def test_times_with_a_zone_are_not_taken_for_times_without(day: Any) -> None:
+    other = day.tz_localize("America/New_York") if day.tz is None else day.tz_localize(None)
+    fitted = fit(table(day=day))
+    message = "'day' had no time zone .* '(America/New_York|UTC)' here" if day.tz is None else "no time zone here"
+    for given in (other, other.strftime("%Y-%m-%dT%H:%M:%S%z")):
+        with pytest.raises(AnyaccelError, match=message):
+            fitted.predict(table(day=given))
+    with pytest.warns(TableWarning, match="missing values"):
+        fitted.predict(table(day=None))  # no time is in no zone
+
+
+def test_times_of_another_zone_are_the_same_instants(tmp_path: Path) -> None:
+    day = pandas.date_range("2020-01-01", periods=N, freq="7h", tz="America/New_York")
+    fitted = fit(table(day=day))
+    expected = fitted.predict_proba(table(day=day))
+    np.testing.assert_array_equal(fitted.predict_proba(table(day=day.tz_convert("Asia/Tokyo"))), expected)
+    fitted.save(tmp_path / "saved")
+    loaded = aa.load(tmp_path / "saved")
+    np.testing.assert_array_equal(loaded.predict_proba(table(day=day.tz_convert("UTC"))), expected)
+    with pytest.raises(AnyaccelError, match="no time zone here"):
+        loaded.predict(table(day=day.tz_localize(None)))
+
+
+def test_a_batch_size_of_a_phase_beside_that_of_a_loader_is_refused() -> None:
+    data = aa.FeatureSet.from_dict("data", {"x": X, "y": np.arange(N) % 2}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", net(2, 2), data)], "adam", seed=0)
+    rows = [{"x": row, "y": number % 2} for number, row in enumerate(torch.from_numpy(X))]
+    loader = torch.utils.data.DataLoader(rows, batch_size=8)  # type: ignore[arg-type]
+    of_size = {
+        size: aa.TrainPhase("t", data=loader, losses=aa.AppliedLoss("cross_entropy"), batch_size=size)
+        for size in (8, None, 9)
+    }
+    for size in (8, None):
+        assert len(graph.run(of_size[size], progress="none").epochs) == 1
+    with pytest.raises(AnyaccelError, match="batch_size=9, but its data come in batches of 8 rows"):
+        graph.run(of_size[9], progress="none")
+
+
+def test_without_epochs_the_model_is_as_it_was() -> None:
+    model = net(2, 2)
+    before = model(torch.from_numpy(X)).detach().numpy()
+    fitted = fit((X, np.arange(N) % 2), None, model, epochs=0)
+    np.testing.assert_array_equal(fitted.predict(X), before.argmax(1))
+    assert "0 epochs, not trained" in repr(fitted)
 
 
 # -- what is odd, and right -----------------------------------------------------------------------------------------

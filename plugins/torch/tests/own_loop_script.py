@@ -1,4 +1,7 @@
-"""Loops of one's own, each as a function that gives what must not depend on the number of processes; prints JSON."""
+"""Loops of one's own, each as a function that gives what must not depend on the number of processes.
+
+Started as `own_loop_script.py FILE [NAME ...]`; the file gets what all functions give, or the named ones, as JSON.
+"""
 
 from __future__ import annotations
 
@@ -279,6 +282,7 @@ CASES = (
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    told = {case.__name__: case() for case in CASES}
+    names = sys.argv[2:]
+    told = {case.__name__: case() for case in CASES if not names or case.__name__ in names}
     if aa.Loop(framework="torch").is_main_process:
         Path(sys.argv[1]).write_text(json.dumps(told))

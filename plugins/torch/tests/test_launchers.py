@@ -85,6 +85,22 @@ def test_the_same_script_gives_the_numbers_of_one_process(alone: Any, tmp_path: 
             np.testing.assert_allclose(own, other, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", [*LAUNCHERS] if FULL else SAMPLE)
+def test_own_loops_give_the_numbers_of_one_process(tmp_path: Path, name: str) -> None:
+    python = [] if name in PYTHON_IS_GIVEN else [sys.executable]
+    results = []
+    for number, launcher in enumerate(([sys.executable], [*LAUNCHERS[name], *python])):
+        file = tmp_path / f"{number}.json"
+        command = [*launcher, str(HERE / "own_loop_script.py"), str(file), "ragged", "gathered"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env={**os.environ})
+        assert answer.returncode == 0, answer.stderr
+        results.append(json.loads(file.read_text()))
+    alone, together = results
+    assert together["gathered"] == alone["gathered"]
+    for own, other in zip(together["ragged"], alone["ragged"], strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-9)
+
+
 @pytest.fixture(scope="module", params=OTHERS)
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The script of another framework, and what one process tells of it."""

@@ -34,7 +34,7 @@ def of_processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         str(folder),
     ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "ANYACCEL_REPLICA_TIMEOUT": "60", **request.param}
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=env)
     assert answer.returncode == 0, answer.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

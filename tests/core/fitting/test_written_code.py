@@ -85,7 +85,7 @@ VARIANTS = {
     "callbacks": {**PLAIN, "callbacks": [Counted(), aa.EarlyStopping("loss", patience=2)]},
     "settings": {
         **PLAIN,
-        "precision": "float64",
+        "precision": "fp16-mixed",
         "residency": "streamed",
         "compile": "off",
         "on_nan": "stop",

@@ -54,6 +54,12 @@ def list_leaf(arrow_type: Any) -> Any:
 def not_numbers(name: str, found_type: str) -> ColumnError:
     """Create the error for a column that is not numeric."""
     encode = f"then fit_transform(OneHotEncoder(), {name!r}, fit_on='train', role='feature'), or role='target'"
+    if found_type.startswith("complex"):
+        return ColumnError(
+            f"column {name!r} cannot be read as numbers: it is of type {found_type}",
+            cause=f"features and targets must be {_DTYPES}, with the same shape in all rows",
+            hint="make a column of each part, values.real and values.imag",
+        )
     return ColumnError(
         f"column {name!r} cannot be read as numbers: it is of type {found_type}",
         cause=f"features and targets must be {_DTYPES}, with the same shape in all rows",

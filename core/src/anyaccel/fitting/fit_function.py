@@ -22,7 +22,7 @@ from anyaccel.call_hints import call_hints
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, Sampler, Source
 from anyaccel.data.roles import Names, listed, names_of, no_column, stamp
 from anyaccel.device import Device
-from anyaccel.errors import ColumnError, PhaseError, PluginError, ShapeError
+from anyaccel.errors import ColumnError, PhaseError, PluginError, ShapeError, TableWarning
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
@@ -43,6 +43,7 @@ from anyaccel.fitting.tables import (
     named_pair,
     raw_table,
     readable,
+    refuse_position,
     tag_table,
     training_data,
     treatment_in,
@@ -566,7 +567,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         validation: Fraction of the rows to validate on, drawn at random; the name of a split; another table, the path
             of one, or a source; an EvalPhase over a split; or None.
         metrics: Metrics to compute in the validation; see `EvalPhase`.
-        epochs: Maximum number of epochs; 10 by default, 100 for `"mlp"`.
+        epochs: Maximum number of epochs; 10 by default, 100 for `"mlp"`. 0 prepares everything and does not train: the
+            model predicts with its initial parameters.
         batch_size: Rows per batch; batches are shuffled. 32 by default; for `"mlp"` 128, and up to 1024 in tables with
             more rows, which makes about 32 steps an epoch.
         optimizer: Name, optimizer of the framework, or an Optimizer with settings:
@@ -614,8 +616,16 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         DataError, ColumnError: The data cannot be read as a table, or columns do not fit.
         AnyaccelError: Any other error of the training phase.
     """
+    if validation is data and is_table(data):
+        warnings.warn(
+            "the validation is the training table itself, so its figures say nothing about new rows; write "
+            "validation=0.2, or pass other rows",
+            TableWarning,
+            stacklevel=user_level(),
+        )
     passed, data, validation = data, readable(data), readable(validation)
     check_names(target=target, features=features)
+    refuse_position(target, data)
     if isinstance(validation, str) and is_table(data) and Path(validation).suffix:
         validation = Path(validation)
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
@@ -673,6 +683,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             has = "that have their own size" if size is None else f"of {size} rows"
             problem = f"fit has batch_size={shown(batch_size)}, but the data come in batches {has}"
             raise PhaseError(problem, hint="leave batch_size out, and set the size where you create the batches")
+    _check_has_effect(sampler, validate_every, loss_scale, precision, prepared)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
     phase = TrainPhase(
@@ -710,7 +721,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             _check_classes(graph, prepared.data, applied)
         results = experiment.run_phase(phase, resume=resume)
     except ShapeError as error:
-        raise _of_other_width(error, prepared.data) from error.__cause__
+        casts = prepared.casts if isinstance(prepared, TrainingData) else {}
+        raise _of_other_width(_of_column_vector(error, prepared.data, casts), prepared.data) from error.__cause__
     if on_nan == "warn" and early_stopping is None and results.loss.size and not math.isfinite(results.loss[-1]):
         raise _not_finite(results.loss, prepared.data)
     if rules is not None and isinstance(prepared, LabelledData):
@@ -740,8 +752,36 @@ def _not_finite(losses: Any, data: Any) -> PhaseError:
     )
 
 
+def _check_has_effect(
+    sampler: Any, validate_every: int, loss_scale: Any, precision: str | None, prepared: TrainingData | LabelledData
+) -> None:
+    """Refuse settings that would change nothing, because what they belong to is missing.
+
+    Raises:
+        PhaseError: There is no validation, no 16-bit precision or no feature set that a setting is for.
+    """
+    if prepared.validation is None and validate_every != 1:
+        problem = f"fit has validate_every={shown(validate_every)} but no validation"
+        raise PhaseError(problem, hint="write validation=0.2")
+    if loss_scale is not None and precision != "fp16-mixed":
+        now = "the dtypes of the model" if precision is None else f"precision={precision!r}"
+        problem = f"fit has loss_scale={shown(loss_scale)}, but losses are scaled only in fp16-mixed, and it has {now}"
+        raise PhaseError(problem, hint="write precision='fp16-mixed', or leave loss_scale out")
+    labels = list(sampler) if isinstance(sampler, Mapping) else []
+    other = next((label for label in labels if label != prepared.data.label), None)
+    if other is not None:
+        raise PhaseError(
+            f"fit: sampler={shown(sampler)} has a sampler for {other!r}; its keys are labels of feature sets, not "
+            "columns",
+            available=f"the only feature set, {prepared.data.label!r}",
+            hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
+        )
+
+
 def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[AppliedLoss]) -> None:
     """Check that a model has an output for each class of text or booleans, and no other, which would have no name.
+
+    Integers may have more outputs, as of a model that was trained on more classes: a warning says so.
 
     Raises:
         PhaseError: The model has another number of outputs.
@@ -749,20 +789,45 @@ def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[Applied
     labels = {name: fitted.class_labels for fitted in data.transforms for name in fitted.results}
     is_number = {name: all(isinstance(label, int) for label in labels[name] or ()) for name in labels}
     for name in data.targets:
+        values = data.array(name)
         classes = labels.get(name)
-        if not classes or is_number[name] or len(losses) != 1 or len(graph.shapes.outputs[NODE]) != 1:
+        n_classes = len(classes or ())
+        if classes is None and values.ndim == 1 and values.dtype.kind in "iu":
+            classes, is_number[name] = np.unique(values).tolist(), True
+            n_classes = int(values.max()) + 1
+        if not classes or len(losses) != 1 or len(graph.shapes.outputs[NODE]) != 1:
             continue
         loss, output = losses[0].loss, graph.shapes.specs[graph.shapes.outputs[NODE][0]]
         if loss.own is not None or not takes_classes(loss) or not output.shape:
             continue
         n_outputs = (0, *output.shape)[loss.kwargs.get("class_axis", -1)]
-        if n_outputs not in (1, len(classes)):
+        if is_number[name] and n_outputs > n_classes:
+            warnings.warn(
+                f"the target {name!r} has the classes {listed(map(repr, classes))}, but the model has {n_outputs} "
+                "outputs: it can also predict classes that no row has. If these are all classes, change the last "
+                f"layer to {n_classes} outputs",
+                TableWarning,
+                stacklevel=user_level(),
+            )
+        elif not is_number[name] and n_outputs not in (1, len(classes)):
             raise PhaseError(
                 f"the target {name!r} has {len(classes)} classes, {listed(map(repr, classes))}, but the model "
                 f"has {n_outputs} outputs",
                 hint=f"change the last layer to {len(classes)} outputs, or pass a function that "
                 "creates the model: lambda n_features, n_outputs: MODEL",
             )
+
+
+def _of_column_vector(error: ShapeError, data: Any, casts: Mapping[str, str]) -> ShapeError:
+    """Return the error for integers of shape [n, 1], which are taken as numbers; other errors unchanged."""
+    name = next((name for name in casts if data.spec(name).shape == (1,)), None)
+    if name is None or f"{data.label}.{name}" not in error.problem:
+        return error
+    return ShapeError(
+        f"{error.problem}; integers of shape [n, 1] are taken as numbers",
+        available=error.available,
+        hint=f"if {name!r} holds classes, pass {name}.ravel(); else give the model 1 output",
+    )
 
 
 def _of_other_width(error: ShapeError, data: Any) -> ShapeError:

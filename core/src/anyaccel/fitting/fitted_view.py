@@ -146,6 +146,7 @@ def _svg(figure: Figure) -> Markup:
 def facts_of(results: TrainResults) -> list[str]:
     """Return the duration, devices and precision of the training, and why it ended."""
     epochs = f"{len(results.epochs):,} epoch{'' if len(results.epochs) == 1 else 's'}"
+    epochs += "" if results.epochs else ", not trained"
     where = []
     for assignment in () if results.plan is None else results.plan.assignments:
         precision = f" in {assignment.precision}" if assignment.precision else ""

@@ -145,7 +145,35 @@ def readable(data: Any) -> Any:
         raise DataError(problem, hint="write table.iloc[[0]] for a row, series.to_frame() for a column")
     if hasattr(data, "collect") and hasattr(data, "collect_schema"):
         raise DataError(f"a {kind} has no rows yet", hint="pass its result: frame.collect()")
+    if isinstance(data, bytes):
+        data = os.fsdecode(data) if b"\n" not in data else data.decode("utf-8", "replace")
+    if isinstance(data, str) and "\n" in data:
+        problem = f"the data are a text of {len(data.splitlines()):,} lines, but a text is the path of a file"
+        raise DataError(
+            problem, hint="write the text to a file, or pass the frame of pandas.read_csv(io.StringIO(text))"
+        )
+    if hasattr(data, "readline") and not is_table(data):
+        raise DataError(f"a {kind} is an open file", hint="pass its path, or the frame of pandas.read_csv(file)")
+    if isinstance(data, (list, tuple)) and data and all(isinstance(part, (str, os.PathLike)) for part in data):
+        problem = f"a list of {len(data)} {'path' if len(data) == 1 else 'paths'} is not a table"
+        raise DataError(problem, hint="pass the frame of pandas.concat(map(pandas.read_csv, paths), ignore_index=True)")
     return data
+
+
+def refuse_position(target: Any, data: Any) -> None:
+    """Refuse the number of a column as the target, unless columns of the table are called by numbers.
+
+    Raises:
+        PhaseError: The target is a number, and columns have names.
+    """
+    columns = column_names(data) if isinstance(target, int) and is_table(data) and not is_pair(data) else None
+    if columns:
+        column = columns[target] if -len(columns) <= target < len(columns) else "COLUMN"
+        raise PhaseError(
+            f"fit: target={target!r} is a position, but target= is the name of a column",
+            available=f"columns: {listed(columns)}",
+            hint=f"write target={column!r}",
+        )
 
 
 def check_names(**arguments: Any) -> None:
@@ -860,6 +888,8 @@ def training_data(
     if raw is not None:
         data = _with_class_names(data, loss_of)
     train, split = chosen_splits(data, rows, validation, seed)
+    if split is not None:
+        _warn_of_classes_not_trained(data, train, split, loss_of)
     if raw is not None:
         data = _treated(data, raw, train, loss_of, seed)
     if scaler is not None:
@@ -891,6 +921,26 @@ def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
         if values.ndim == 1 and values.dtype.kind in "iu" and not np.array_equal(classes, np.arange(len(classes))):
             data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
     return data
+
+
+def _warn_of_classes_not_trained(data: FeatureSet, train: str, split: str, loss_of: LossOf) -> None:
+    """Warn of classes that the validation has, but no training row."""
+    for name in data.targets:
+        loss = loss_of(name)
+        if loss is None or not takes_classes(loss) or data.spec(name).shape or _is_float(data, name):
+            continue
+        trained, checked = (data.array(name)[data.split(part).rows] for part in (train, split))
+        missing = np.setdiff1d(checked, trained).tolist()
+        if missing:
+            labels = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), None)
+            classes = [missing_class if labels is None else labels[missing_class] for missing_class in missing]
+            warnings.warn(
+                f"{'class' if len(classes) == 1 else 'classes'} {listed(map(repr, classes))} of {name!r} "
+                f"{'is' if len(classes) == 1 else 'are'} in the validation but in no training row, so the model does "
+                "not learn to predict it; collect more such rows, or leave them out",
+                TableWarning,
+                stacklevel=user_level(),
+            )
 
 
 _SCALED_LOSSES = ("mse", "mae", "huber", "smooth_l1")

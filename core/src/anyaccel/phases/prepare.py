@@ -243,7 +243,7 @@ def _draw(
                 hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
             )
         if isinstance(data.source, BatchSource):
-            own_samplers = part.sampler.values() if isinstance(part.sampler, Mapping) else [part.sampler]
+            own_samplers = list(part.sampler.values()) if isinstance(part.sampler, Mapping) else [part.sampler]
             chosen = [type(sampler).__name__ for sampler in own_samplers if type(sampler) is not SimpleSampler]
             if chosen:
                 raise PhaseError(
@@ -251,6 +251,13 @@ def _draw(
                     cause="a source of batches decides which rows make a batch",
                     hint="leave the sampler out, use a MapSource, or read the source into memory: "
                     "FeatureSet.from_dict(...)",
+                )
+            size, usual = getattr(part.data, "batch_size", None), type(part).default_batch_size
+            other = next((it.batch_size for it in own_samplers if it.batch_size not in (usual, size)), None)
+            if part.trains and isinstance(size, int) and other is not None:
+                raise PhaseError(
+                    f"phase {part.label!r} has batch_size={other}, but its data come in batches of {size} rows",
+                    hint="leave batch_size out, and set the size where you create the batches",
                 )
     evaluated, epochs = EvaluationRows(data.rows), None
     if not isinstance(data.source, BatchSource):

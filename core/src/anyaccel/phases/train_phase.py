@@ -128,7 +128,8 @@ class TrainPhase(Phase):
             feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
             DataLoader, a dataset, a generator function), which is streamed.
         losses: AppliedLoss objects, or one of them.
-        batch_size: Rows of a batch; they are shuffled. 32 by default. Not used for sources that yield whole batches.
+        batch_size: Rows of a batch; they are shuffled. 32 by default. Sources that yield whole batches have their own:
+            another one beside a loader that knows its batch size is an error.
         sampler: Batches and their order, instead of `batch_size`: a SimpleSampler, PairSampler or TripletSampler, or a
             mapping with one of these or a batch size for each feature set, whose row counts may then differ. A batch
             size of 32 means `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.

@@ -88,7 +88,7 @@ class _CountingProgram(TorchProgram):
 # -- Step memory: what a step allocates, counted over tensors that have shapes and no values ---------------------------
 
 
-_EPOCHS, _LEAST = 2, 2  # epochs and steps; the first makes the optimizer state
+_LEAST = 2  # steps; those of a first epoch make the optimizer state
 
 
 class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -229,9 +229,9 @@ def _steps(
     step_bytes = batch_size * sum(spec.nbytes for spec, _ in segment.inputs.values())
     n_steps = max(_LEAST, min(n_steps, steps_gathered_at_once(step_bytes)))
     orders = [torch.zeros(batch_size * n_steps, dtype=torch.int64, device=column.device) for column in columns]
-    for _ in range(_EPOCHS):
+    for count in (_LEAST, n_steps):
         snapshot = program.snapshot()  # a run takes one, to repeat steps for which memory does not suffice
-        losses = program.train_steps(columns, orders, 0, n_steps, batch_size, n_microbatches)
+        losses = program.train_steps(columns, orders, 0, count, batch_size, n_microbatches)
     del snapshot, losses
     gc.collect()
     return {place: peak - counter.used.get(place, 0) for place, peak in counter.peak.items()}

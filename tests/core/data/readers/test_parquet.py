@@ -147,8 +147,11 @@ def test_folders_of_different_columns(tmp_path: Path) -> None:
 def test_folders_without_parquet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no Parquet file; nothing; names .*Hint: pass a folder"):
         read(tmp_path)
+    (tmp_path / "x.npy").write_text("1")
+    with pytest.raises(DataError, match=r"; x.npy; names.*end in \.parquet, \.parq, \.pq"):
+        read(tmp_path)
     (tmp_path / "x.csv").write_text("1")
-    with pytest.raises(DataError, match=r"; x.csv; names.*end in \.parquet, \.parq, \.pq"):
+    with pytest.raises(DataError, match=r"but text files; x.csv, x.npy. .*pandas\.read_csv, .*rglob\('\*\.csv'\)"):
         read(tmp_path)
 
 

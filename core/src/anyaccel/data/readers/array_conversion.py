@@ -68,13 +68,15 @@ def tag_column(name: str, values: Any) -> Any:
         return converted if is_given else converted.take(pa.array(np.arange(len(converted))))
     try:
         return number_column(name, converted)
-    except ColumnError:
+    except ColumnError as no_number:
         plain = converted
         if isinstance(converted, np.ndarray):
             plain = converted.copy() if converted.ndim == 1 else converted.tolist()
         try:
             column = pa.array(plain, from_pandas=True)  # NaN among text is missing, too
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            if _array(name, converted).dtype.kind == "c":
+                raise no_number from error
             raise ColumnError(
                 f"column {name!r} cannot be read: {error}",
                 hint="use values of one type: numbers, text, dates, or lists of these",

@@ -14,6 +14,16 @@ from anyaccel.errors import DataError
 
 _NULLS = {"strings_can_be_null": True, "quoted_strings_can_be_null": False}  # else a missing label would be a class
 
+_MARKS = {
+    b"\x1f\x8b": ("compressed by gzip", "read_csv({}, compression='gzip')"),
+    b"PK\x03\x04": ("an Excel workbook or a zip file", "read_excel({}), or of read_csv with compression='zip'"),
+    b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "read_excel({})"),
+    b"PAR1": ("a Parquet file", "read_parquet({})"),
+}
+"""What files begin with that are no text, what they are, and the function of pandas that reads them."""
+_LINES = 20
+"""Number of lines that are looked at where a file cannot be read."""
+
 
 def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",") -> Any:
     """Read all columns of a CSV file with a header, in the types that Arrow infers: int64, double, bool, dates, or
@@ -33,8 +43,14 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
     text(DataError, f"{label!r}: ", "delimiter", delimiter, "one character", "','")
     check_there(label, os.path.expanduser(path))  # noqa: PTH111  (a Path would change a URL)
     with Path(path).expanduser().open("rb") as file:
-        if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-            raise _not_utf8(label, path, "it begins with the mark of UTF-16", "utf-16")
+        begin = file.read(4)
+    if begin[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise _not_utf8(label, path, "it begins with the mark of UTF-16", "utf-16")
+    other_kind = next((kind for mark, kind in _MARKS.items() if begin.startswith(mark)), None)
+    if other_kind is not None:
+        what, call = other_kind
+        problem = f"{label!r}: {str(path)!r} is {what}, whatever its name says"
+        raise DataError(problem, hint=f"pass the frame of pandas.{call.format(repr(str(path)))}")
     try:
         with Path(path).expanduser().open("rb") as file:
             parse, convert = csv.ParseOptions(delimiter=delimiter), csv.ConvertOptions(**_NULLS)
@@ -43,7 +59,7 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
     except UnicodeDecodeError as error:
         raise _not_utf8(label, path, f"its header: {error}") from error
     except (pa.ArrowException, ValueError) as error:
-        raise DataError(
+        raise _of_lines(label, path, delimiter, error) or DataError(
             f"{label!r}: {str(path)!r} cannot be read as CSV: {error}",
             hint="check the delimiter and the header, or pass the "
             f"frame of pandas.read_csv({str(path)!r}, on_bad_lines='warn')",
@@ -63,6 +79,29 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
             value = next((text for text in rows if "\ufffd" in text), "")
             raise _not_utf8(label, path, f"column {name!r} has {value!r}")
     return table
+
+
+def _of_lines(label: str, path: str | os.PathLike[str], delimiter: str, error: Exception) -> DataError | None:
+    """Return the error for a file with another delimiter, or with lines above the header; None if neither is seen."""
+    with Path(path).expanduser().open(encoding="utf-8", errors="replace") as file:
+        lines = [line.rstrip("\n") for line, _ in zip(file, range(_LINES), strict=False) if line.strip()]
+    counts = {sign: [line.count(sign) for line in lines] for sign in (delimiter, *";\t|")}
+    problem = f"{label!r}: {str(path)!r} cannot be read as CSV: {error}"
+    other = next((sign for sign, found in counts.items() if found[:1] > [0] and len(set(found)) == 1), delimiter)
+    if len(lines) > 1 and other != delimiter:
+        comma = ", decimal=','" if delimiter == "," and any(counts[","]) else ""
+        cause = f"{other!r} seems to be between the columns" + (", and commas before decimals" if comma else "")
+        return DataError(
+            problem, cause=cause, hint=f"pass the frame of pandas.read_csv({str(path)!r}, sep={other!r}{comma})"
+        )
+    most = max(counts[delimiter], default=0)
+    above = counts[delimiter].index(most) if most else 0
+    if above and len(lines) > above + 1 and set(counts[delimiter][above:]) == {most}:
+        lines_above = "its first line" if above == 1 else f"the first {above} lines of it"
+        cause = f"{lines_above}, {shown(lines[0])}, {'seems' if above == 1 else 'seem'} to be above the header"
+        hint = f"pass the frame of pandas.read_csv({str(path)!r}, skiprows={above})"
+        return DataError(problem, cause=cause, hint=hint)
+    return None
 
 
 def _not_utf8(label: str, path: object, cause: str, encoding: str = "latin-1") -> DataError:

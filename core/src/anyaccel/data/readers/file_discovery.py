@@ -97,6 +97,14 @@ def _discovered(label: str, path: Paths) -> list[DataFile]:
     inside = sorted((file.relative_to(folder) for file in _walk(folder)), key=lambda file: file.parts)
     files = [file for file in inside if file.suffix.lower() in SUFFIXES]
     if not files:
+        texts = next((f"*{file.suffix}" for file in inside if file.suffix.lower() in (".csv", ".tsv", ".txt")), None)
+        if texts is not None:
+            raise DataError(
+                f"the folder {folder} has no Parquet file, but text files",
+                cause=listed(inside),
+                hint="pass the frame of pandas.concat(map(pandas.read_csv, "
+                f"sorted(pathlib.Path({folder.as_posix()!r}).rglob({texts!r}))), ignore_index=True)",
+            )
         raise DataError(
             f"the folder {folder} has no Parquet file",
             cause=f"{listed(inside)}; names that start with a dot or an underscore are left out",

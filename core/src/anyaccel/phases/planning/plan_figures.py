@@ -13,6 +13,7 @@ from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.step_costs import StepCosts
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
+from anyaccel.errors import CapabilityError
 from anyaccel.formulas import OPTIMIZERS
 from anyaccel.graph import (
     Assignment,
@@ -339,6 +340,9 @@ class _StepFigures:
             peaks = figures.step_memory(
                 measured_segment, part.epochs.batch_size, part.part.accumulate, part.epochs.n_steps
             )
+        except CapabilityError as error:
+            release_frames(error)
+            return error.problem
         except Exception as error:  # of a user's model or loss, which may take no rows of zeros
             release_frames(error)
             return f"measuring a step failed: {type(error).__name__}: {error}"

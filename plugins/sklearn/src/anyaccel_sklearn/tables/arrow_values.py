@@ -110,6 +110,29 @@ def date_numbers(column: Any, parts: tuple[str, ...] = DATE_PARTS) -> np.ndarray
     return np.stack(made, axis=1) if made else np.empty((len(column), 0))
 
 
+def in_zone(name: str, times: Any, zone: str) -> Any:
+    """Return timestamps in the time zone that they had in training, `""` for none.
+
+    Raises:
+        ColumnError: Only the training or only these timestamps have a zone.
+    """
+    here = times.type.tz or ""
+    if here == zone:
+        return times
+    if here and zone:
+        return times.cast(pa.timestamp(times.type.unit, zone))
+    words = {place: f"the time zone {place!r}" if place else "no time zone" for place in (zone, here)}
+    code = f"pandas.to_datetime(table[{name!r}])"
+    raise ColumnError(
+        f"the times of column {name!r} had {words[zone]} where the model was trained, and have {words[here]} here, so "
+        "their hours cannot be compared",
+        hint=f"name their zone (pandas: {code}.dt.tz_localize({zone!r}))"
+        if zone
+        else f"leave the zone out (pandas: {code}.dt.tz_localize(None) keeps the hours of the clock, "
+        "dt.tz_convert(None) takes those of UTC)",
+    )
+
+
 def categories(column: Any) -> np.ndarray:
     """Return the values of a column as Python objects, None for missing values: an object array [n]."""
     values = np.empty(len(column), dtype=object)

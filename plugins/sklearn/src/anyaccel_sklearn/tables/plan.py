@@ -66,6 +66,7 @@ def treatment_of(
         return _given(preprocess, table, target, as_categories, embed)
     parts: dict[str, Any] = {"numbers": [], "dates": {}, "one_hot": [], "encoded": [], "codes": []}
     families: dict[str, str] = {}
+    zones: dict[str, str] = {}
     report: list[TableColumn] = []
     identifiers: list[str] = []
     for name in table.column_names:
@@ -78,7 +79,9 @@ def treatment_of(
         if name in as_categories or family in (BOOL, TEXT):
             described = _category(name, values, table.column(name).type, as_categories, embed, embeds, target)
         elif family == DATE:
-            described = _date(name, dates(values))
+            times = dates(values)
+            zones[name] = times.type.tz or ""
+            described = _date(name, times)
         else:
             described = _number(name, values)
         kind_of_part, column_report, detail = described
@@ -120,7 +123,9 @@ def treatment_of(
         problem = f"the integers of {listed(map(repr, counting))} differ in all rows, as row numbers do (pandas writes "
         problem += f"them into a CSV file without a name); if they are row numbers, leave them out: drop={counting}"
         warnings.warn(problem, TableWarning, user_level())
-    return TableTreatment(**parts, by_interval=embeds, families=families, columns=report, target=target, seed=seed)
+    treatment = TableTreatment(**parts, by_interval=embeds, families=families, columns=report, target=target, seed=seed)
+    treatment.zones = zones
+    return treatment
 
 
 def _given(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from anyaccel_sklearn.tables.arrow_values import (
     dates,
     decoded,
     family_of,
+    in_zone,
     numbers,
     other_family,
 )
@@ -67,6 +69,8 @@ class TableTreatment(TableTransform):
     __slots__ = ("_lookups",)  # built from the attributes, and not saved with them
 
     _lookups: dict[str, list[dict[Any, int]]]
+    zones: Mapping[str, str] = MappingProxyType({})
+    """Time zone of each date column in the training, `""` for none; earlier versions saved none of them."""
 
     def __init__(
         self,
@@ -225,7 +229,7 @@ class TableTreatment(TableTransform):
         is_like = family in (expected, EMPTY) or {family, expected} == {NUMBER, BOOL} or expected == DATE == family
         if made is None or not (is_like or (expected == DATE and family == TEXT)):
             raise other_family(name, column, expected)
-        return made
+        return in_zone(name, made, self.zones[name]) if name in self.zones and family != EMPTY else made
 
     def _encoders(self) -> dict[str, tuple[list[str], Any]]:
         return {
