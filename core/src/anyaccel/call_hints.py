@@ -21,7 +21,7 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("device", "devices", "device_map", "gpus", "where"), ("accelerator", "where", "devices")),
     **dict.fromkeys(("learning_rate", "learningrate", "eta", "step_size"), ("lr",)),
     **dict.fromkeys(("warmup_steps", "num_warmup_steps", "n_warmup_steps", "warm_up"), ("warmup",)),
-    **dict.fromkeys(("num_training_steps", "total_steps", "decay_steps", "T_max"), ("steps",)),
+    **dict.fromkeys(("decay_steps", "T_max"), ("steps",)),
     **dict.fromkeys(
         ("max_grad_norm", "grad_clip", "gradient_clip_val", "max_norm", "global_clipnorm", "grad_norm"), ("clip_norm",)
     ),
@@ -111,6 +111,10 @@ _VALUES: Mapping[tuple[str, str], str] = {
     ("X", "target"): "pass x and y as a pair: (x, y)",
     ("report_to", "callbacks"): "pass the callback of the tracker: callbacks=[...]",
     ("clipnorm", "clip_norm"): "it is called 'clip_norm', and limits the norm of all gradients together",
+    **{
+        (word, "steps"): "it is called 'steps', and counts from the end of the warm-up"
+        for word in ("num_training_steps", "total_steps")
+    },
     ("warmup_epochs", "warmup"): "it is called 'warmup', and counts steps, not epochs",
     **{
         (word, "warmup"): "it is called 'warmup', and is a number of steps, not a fraction"

@@ -326,7 +326,11 @@ NORMS = ("max_grad_norm", "max_norm", "grad_clip", "gradient_clip_val", "global_
             lambda: Schedule("linear", steps=9, warmup_ratio=0.1),
             "it is called 'warmup', and is a number of steps, not a fraction",
         ),
-        (lambda: Schedule("cosine", num_training_steps=9), "it is called 'steps'"),
+        (lambda: Schedule("cosine", T_max=9), "it is called 'steps'"),
+        (
+            lambda: Schedule("linear", num_training_steps=9, warmup=3),
+            "it is called 'steps', and counts from the end of the warm-up",
+        ),
         *((lambda word=word: Optimizer("adamw", **{word: 1.0}), "it is called 'clip_norm'") for word in NORMS),
         (
             lambda: Optimizer("adamw", clipnorm=1.0),
