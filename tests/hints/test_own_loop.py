@@ -537,6 +537,7 @@ def test_checkpoints_need_a_folder(hint: Any, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     with hint("write save='runs/a'"):
         next(loop_of().epochs(1, every=5))
+    assert list(loop_of().epochs(2, save=None, every=5)) == [0, 1]
     loop = loop_of()
     net, optimizer, loader = loop.prepare(*parts())
     for _ in loop.epochs(1, save="runs/a", every=5):

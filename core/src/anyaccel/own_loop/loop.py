@@ -593,7 +593,7 @@ class Loop(AttributeHints):
         self,
         epochs: int,
         *,
-        save: str | os.PathLike[str] | None = None,
+        save: str | os.PathLike[str] | None = "",
         every: Any = "epoch",
         keep: int = 3,
         resume: str = "auto",
@@ -602,20 +602,20 @@ class Loop(AttributeHints):
 
         Args:
             epochs: Number of epochs, including those of the run to resume.
-            save: Folder of this run's checkpoints; None writes none.
+            save: Folder of this run's checkpoints; None writes none, for scripts with an optional folder.
             every: `"epoch"`, a number of updates, or a duration such as `"10min"`.
             keep: Number of checkpoints to keep, newest first.
             resume: `"auto"` resumes from the newest checkpoint if one exists; `"never"` starts from scratch.
 
         Raises:
             PhaseError: `resume` is unknown.
-            ConfigError: `every` without `save`.
+            ConfigError: `every` is passed, but not `save`.
             StateError: The checkpoint belongs to other models, or the folder to another run.
         """
         resume = checked_resume(resume)
-        if save is None and every != "epoch":
+        if save == "" and every != "epoch":
             raise ConfigError(f"epochs() has every={every!r}, but no folder to save to", hint="write save='runs/a'")
-        if save is not None:
+        if save:
             folder = LoopFolder(save, self._processes)
             newest = folder.newest(self.framework) if resume == "auto" else None
             if newest is not None:
