@@ -212,7 +212,7 @@ def test_cross_entropy_of_one_output_is_refused(classes: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", ["learning_rate", "step_size"])
 def test_other_names_of_the_learning_rate_give_a_hint(name: str) -> None:
-    with pytest.raises(SpecError, match=rf"no setting {name}. .* did you mean 'lr'\?$"):
+    with pytest.raises(SpecError, match=rf"no setting {name}. .* it is called 'lr'\.$"):
         aa.Optimizer("adam", **{name: 0.1})
 
 

@@ -425,7 +425,8 @@ def test_fit_says_what_text_and_scalers_need() -> None:
     for scaler in ("standard", Halves()):
         with pytest.raises(MissingDistributionError, match=rf"^fit\.scaler {SKLEARN}"):
             aa.fit(aa.SequentialMLP(2), (x, x), loss="mse", scaler=scaler, progress="none")
-    fitted = aa.fit(aa.SequentialMLP(2), (x, [0, 1, 0, 1]), loss="cross_entropy", validation=0.5, progress="none")
+    data = (np.ones((16, 2), "float32"), [0, 1] * 8)
+    fitted = aa.fit(aa.SequentialMLP(2), data, loss="cross_entropy", validation=0.5, progress="none")
     assert fitted.predict(x).shape == (4,)
 
 

@@ -105,6 +105,24 @@ def test_all_of_ours_is_there(names: dict[str, Any]) -> None:
     assert wrong == [] and n_checked > 80
 
 
+def test_the_error_of_a_loop_that_lacks_one_of_theirs_says_what_its_row_says(names: dict[str, Any]) -> None:
+    loop, n_hints, wrong = names["loop"], 0, []
+    for library in ("accelerate", "lightning_fabric"):
+        for cells in rows(library):
+            calls = [match[1] for text in code(cells[0]) if (match := CALL.fullmatch(text))]
+            meant = set(re.findall(r"(?:loop|aa|optimizer)\.(\w+)", cells[1]))
+            for name in calls:
+                if name in ("Accelerator", "Fabric") or hasattr(loop, name):
+                    continue
+                with pytest.raises(AttributeError) as caught:
+                    getattr(loop, name)
+                said = set(re.findall(r"\w+", str(caught.value).partition(". Hint: ")[2]))
+                n_hints += 1
+                if not said or (meant and not meant & said):
+                    wrong.append(str(caught.value))
+    assert wrong == [] and n_hints > 70
+
+
 def test_calls_of_ours_in_the_text_are_there(names: dict[str, Any]) -> None:
     text = PAGE.read_text("utf-8")
     for owner, name in set(re.findall(r"`(?:with |if )?(loop|aa)\.(\w+)", text)):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import NoBackendError
+from anyaccel.errors import ArgumentError, NoBackendError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
 
@@ -39,6 +39,21 @@ def graph(model: Any, data: aa.FeatureSet = DATA, optimizer: Any = "sgd", **sett
 def trained(given: aa.ModelGraph, *losses: Any, **settings: Any) -> Any:
     phase = aa.TrainPhase("train", data="all", losses=list(losses) or [LOSS], accelerator="cpu", **settings)
     return given.run(phase, progress="none")
+
+
+def test_layers_that_are_not_trained() -> None:
+    net = keras.Sequential([layers.Dense(2), layers.Dense(1)])
+    net.build((None, 3))
+    settings = {"loss": "mse", "epochs": 1, "accelerator": "cpu", "progress": "none"}
+    with pytest.raises(ArgumentError, match=r"layer\.trainable = False in Keras; graph\.freeze\('NODE'\)"):
+        aa.fit(net, (X, X[:, :1]), **settings, frozen=True)  # the way of torch is in the tests with torch
+    layer = net.layers[0]
+    layer.trainable = False
+    before = [np.array(weight) for weight in net.get_weights()]
+    aa.fit(net, (X, X[:, :1]), **settings)
+    same = [np.array_equal(a, b) for a, b in zip(before, net.get_weights(), strict=True)]
+    assert same == [True, True, False, False]
+    assert graph(line()).freeze("net").frozen == ("net",)
 
 
 def test_settings_of_optimizers(hint: Any) -> None:

@@ -57,6 +57,30 @@ def test_arguments_of_calls(hint: Any) -> None:
     assert trained(graph(model, {"a": data.reference("a"), "b": feature_set.reference("b")}))
 
 
+def test_layers_that_are_not_trained(hint: Any) -> None:
+    table = {"a": X[:, 0], "b": X[:, 1], "y": X[:, 2]}
+    net = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
+    settings = {"target": "y", "loss": "mse", "epochs": 1, "accelerator": "cpu", "progress": "none"}
+    for word in ("freeze", "frozen", "trainable"):
+        with hint(
+            "freeze layers before training: layer.requires_grad_(False) in torch, layer.trainable = False in Keras; "
+            "graph.freeze('NODE') freezes a whole node"
+        ):
+            aa.fit(net, table, **settings, **{word: ["0"]})
+    for rate in (0, 0.0):
+        with hint("write lr=0.001, or {}"):
+            aa.Optimizer("adamw", groups={"0*": {"lr": rate}})
+    assert aa.Optimizer("adamw", groups={"1*": {"lr": 0.001}, "0*": {"lr": 0.01}}).groups
+    layer = net[0]
+    layer.requires_grad_(False)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    fitted = aa.fit(net, table, **settings, optimizer=aa.Optimizer("adam", lr=0.001))
+    same = [torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)]
+    assert fitted.model is net and same == [True, True, False, False]
+    whole = graph(nn.Linear(3, 1))
+    assert whole.freeze("net").frozen == ("net",)
+
+
 def test_shapes_and_dtypes_of_inputs(hint: Any) -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:

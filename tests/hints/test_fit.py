@@ -49,6 +49,8 @@ def test_words_of_others_for_what_fit_returns(hint: Any, tmp_path: Path) -> None
     with hint("write fitted.model"):
         _ = model.module_
     assert isinstance(model.model, aa.SequentialMLP)
+    with hint("pass x and y as a pair: (x, y)"):
+        model.evaluate(TABLE, np.ones(3))
     with hint("to train on, write experiment.run_phase(phase)"):
         model.fit(TABLE)
     assert model.experiment.run_phase(model.phase).loss.size

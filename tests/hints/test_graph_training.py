@@ -250,9 +250,12 @@ class MyModel(aa.SequentialMLP):
 
 def test_classes_of_configurations(hint: Any) -> None:
     config = graph(node("net", MyModel(1))).get_config()
-    with hint("if you trust it, import it and pass allow=[{}], or pass models={{}: ...}"):
+    with hint("pass the model: models={{}: ...}; or, if you trust the class, import it and pass allow=[{}]"):
         aa.ModelGraph.from_config(config, feature_sets=[DATA])
     assert aa.ModelGraph.from_config(config, feature_sets=[DATA], allow=[MyModel])
+    config["nodes"][0]["model"]["config"]["depth"] = 3
+    with hint("pass the model: models={{}: ...}"):
+        aa.ModelGraph.from_config(config, feature_sets=[DATA], allow=[MyModel])
     assert aa.ModelGraph.from_config(config, feature_sets=[DATA], models={"net": MyModel(1)})
 
 

@@ -75,8 +75,12 @@ def test_words_of_other_loops(hint: Any) -> None:
     with hint("precision= casts inside loop.value_and_grad(loss)"):
         loop.autocast  # noqa: B018
     assert loop_of(precision="bf16-mixed").value_and_grad(loss)(params, X, Y)[0] > 0
-    with hint("write loop.value_and_grad(loss, accumulate=4)"):
-        loop.accumulate  # noqa: B018
+    for word in ("accumulate", "no_backward_sync"):
+        with hint("write loop.value_and_grad(loss, accumulate=4)"):
+            getattr(loop, word)
+    for word in ("unwrap_model", "save_model"):
+        with pytest.raises(AttributeError, match="Hint: use the model itself: it is not wrapped"):
+            getattr(loop, word)
     assert loop.value_and_grad(loss, accumulate=4)(params, X, Y)[0] > 0
     with hint(
         "clip in the optimizer: optax.chain(optax.clip_by_global_norm(1.0), ...); gradients are already averaged over "

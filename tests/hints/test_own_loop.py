@@ -11,6 +11,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.capability import Capability
+from anyaccel.errors import AnyaccelError
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -249,6 +250,168 @@ def test_words_of_phases(hint: Any, cli: Any, tmp_path: Path) -> None:
     assert "model" in str(experiment.plan(phase))
 
 
+def test_words_of_accelerate_and_fabric(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop = loop_of()
+    with hint("write net = loop.prepare(net)"):
+        _ = loop.setup_module
+    with hint("write net, optimizer = loop.prepare(net, optimizer)"):
+        _ = loop.setup_optimizers
+    with hint("write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)"):
+        _ = loop.setup
+    with hint("write loader = loop.prepare(loader)"):
+        _ = loop.prepare_data_loader
+    with hint("write loader = loop.prepare(loader, batch='per_replica')"):
+        _ = loop.setup_dataloaders
+    with hint("write loader = loop.prepare(loader, batch='global')"):
+        _ = loop.split_batches
+    with hint("not needed: prepare() places whole models"):
+        _ = loop.verify_device_map
+    with hint("write net.load_state_dict(torch.load('net.pt')) before loop.prepare(net)"):
+        _ = loop.load_raw
+    with hint("write with torch.device(loop.device):"):
+        _ = loop.init_module
+    net, optimizer, loader = parts()
+    torch.save(net.state_dict(), "net.pt")
+    with torch.device(loop.device):
+        net = nn.Linear(2, 1)
+    net.load_state_dict(torch.load("net.pt"))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    net, optimizer, schedule = loop.prepare(net, optimizer, schedule)
+    assert len(list(loop.prepare(loader, batch="per_replica"))) == len(list(loop.prepare(loader, batch="global"))) == 3
+    assert loop_of().prepare(nn.Linear(2, 1)).weight.shape == (1, 2)
+    loader = loop.prepare(loader)
+
+    with hint("write loop.clip_grad_norm_(net, 1.0), or loop.clip_grad_value_(net, 1.0)"):
+        _ = loop.clip_gradients
+    with hint("write loop.clip_grad_norm_(net, 1.0), which unscales"):
+        _ = loop.unscale_gradients
+    with hint("clip in your loop: loop.clip_grad_norm_(net, 1.0), or in the optimizer outside of torch"):
+        loop_of(max_grad_norm=1.0)
+    with hint("write loop.gather(x), which has each row once, in the order of the data"):
+        _ = loop.gather_for_metrics
+    with hint("write loop.gather(x, pad=0)"):
+        _ = loop.pad_across_processes
+    with hint("write loop.reduce(x, 'mean')"):
+        _ = loop.all_reduce
+    with hint("write if loop.any(is_over): break"):
+        _ = loop.set_trigger
+    with hint("write loop.accelerator.move(batch)"):
+        _ = loop.to_device
+    with hint("write loop.log({'loss': loss})"):
+        _ = loop.log_dict
+    with hint("read loop.is_update"):
+        _ = loop.sync_gradients
+    with hint("read optimizer.was_skipped"):
+        _ = loop.optimizer_step_was_skipped
+    for batch in loader:
+        x, y = loop.accelerator.move(batch)
+        loss = F.mse_loss(net(x), y)
+        loop.backward(loss)
+        assert loop.is_update
+        loop.clip_grad_value_(net, 1.0)
+        assert loop.clip_grad_norm_(net, 1.0) is not None
+        optimizer.step()
+        schedule.step()
+        assert not optimizer.was_skipped
+        loop.log({"loss": loss})
+        assert loop.gather(x).shape == loop.gather(x, pad=0).shape == (2, 2) and loop.reduce(x, "mean").shape == (2, 2)
+        is_over = False
+        if loop.any(is_over):
+            break
+
+    with hint("write loop.barrier()"):
+        _ = loop.wait_for_everyone
+    with hint("write with loop.main_process_first():"):
+        _ = loop.rank_zero_first
+    with hint("write if loop.is_main_process:"):
+        _ = loop.is_global_zero
+    with hint("write if loop.is_local_main_process:"):
+        _ = loop.on_local_main_process
+    with hint("write if loop.is_local_main_process:, and loop.barrier() after it"):
+        _ = loop.local_main_process_first
+    with hint("read loop.process_index"):
+        _ = loop.rank
+    with hint("read loop.local_process_index"):
+        _ = loop.local_rank
+    with hint("read loop.num_processes"):
+        _ = loop.world_size
+    with hint("compare loop.process_index"):
+        _ = loop.on_process
+    with hint("compare loop.local_process_index"):
+        _ = loop.on_local_process
+    with hint("write if loop.process_index == loop.num_processes - 1:"):
+        _ = loop.is_last_process
+    with hint("write items[loop.process_index :: loop.num_processes]"):
+        _ = loop.split_between_processes
+    with loop.main_process_first():
+        loop.barrier()
+    items = [1, 2, 3]
+    assert items[loop.process_index :: loop.num_processes] == items
+    assert loop.process_index == loop.local_process_index == loop.num_processes - 1 == 0
+    assert loop.is_main_process and loop.is_local_main_process
+
+    with hint("write loop.save('runs/a')"):
+        _ = loop.save_state
+    with hint("write loop.load('runs/a')"):
+        _ = loop.load_state
+    with hint("loop.load('runs/a') resumes after the last batch; nothing is skipped by hand"):
+        _ = loop.skip_first_batches
+    with hint("write loop.prepare(x), or loop.save('runs/a', extra={'x': x})"):
+        _ = loop.register_for_checkpointing
+    with hint("call your function before loop.save('runs/a') or loop.load('runs/a')"):
+        _ = loop.register_save_state_pre_hook
+    with hint("name the folder: loop.save(f'runs/{loop.step}')"):
+        _ = loop.project_dir
+    with hint("write loop.unwrap(net)"):
+        _ = loop.unwrap_model
+    with hint("delete the objects; loop.close() releases those that it has prepared"):
+        _ = loop.free_memory
+    loop.prepare(torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1)))
+    loop.save("runs/a", extra={"x": 3})
+    loop.save(f"runs/{loop.step}")
+    assert loop.load("runs/a") == {"x": 3} and loop.load("runs/3") == {}
+    assert loop.unwrap(net) is net
+    loop.close()
+
+    with hint("write Loop(accumulate=4): gradients are exchanged once an update"):
+        _ = loop.no_backward_sync
+    with hint("read loop.accumulation_steps"):
+        _ = loop.gradient_accumulation_steps
+    assert aa.Loop("cpu", framework="torch", accumulate=4).accumulation_steps == 4
+    with hint("read loop.precision"):
+        _ = loop.mixed_precision
+    with hint("read loop.sharding"):
+        _ = loop.strategy
+    with hint("write Loop(sharding='full')"):
+        _ = loop.sharded_model
+    with hint("write Loop(seed=0)"):
+        _ = loop.seed_everything
+    loop = aa.Loop("cpu", framework="torch", sharding="full", seed=0)
+    assert (loop.sharding, loop.seed, loop.precision) == ("full", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("checkpoint", "it is called 'save'"),
+        ("ckpt_path", "it is called 'save'"),
+        ("output_dir", "it is called 'save'"),
+        ("resume_from", "it is called 'save': the loop resumes from the newest checkpoint in this folder"),
+        ("save_total_limit", "it is called 'keep'"),
+    ],
+)
+def test_arguments_of_epochs(tmp_path: Path, word: str, said: str) -> None:
+    loop, folder = loop_of(), str(tmp_path / "a")
+    message = rf"epochs has no argument '{word}'\. Available: epochs, save, every"
+    with pytest.raises(AnyaccelError, match=message) as caught:
+        loop.epochs(3, **{word: folder})
+    assert getattr(caught.value, "hint", "") == said
+    assert list(loop.epochs(3, save=folder, keep=2)) == [0, 1, 2]
+    assert list(loop_of().epochs(4, save=folder)) == [3]  # it resumes
+
+
 def test_gradients(hint: Any) -> None:
     net, optimizer, loader = parts()
     loop = loop_of(accumulate=2)
@@ -374,6 +537,7 @@ def test_checkpoints_need_a_folder(hint: Any, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     with hint("write save='runs/a'"):
         next(loop_of().epochs(1, every=5))
+    assert list(loop_of().epochs(2, save=None, every=5)) == [0, 1]
     loop = loop_of()
     net, optimizer, loader = loop.prepare(*parts())
     for _ in loop.epochs(1, save="runs/a", every=5):

@@ -107,6 +107,12 @@ def test_optimizers_belong_to_graphs(hint: Any) -> None:
     assert run(train(), ModelGraph(nodes(), scheduled)).loss.size
 
 
+def test_what_is_not_trained(hint: Any) -> None:
+    with hint("the graph freezes nodes: graph.freeze('NODE')"):
+        train(frozen=True)
+    assert graph().freeze("net").frozen == ("net",)
+
+
 def test_losses(hint: Any) -> None:
     with hint("write losses=[AppliedLoss('cross_entropy', on='NODE')]"):
         train(loss="cross_entropy")

@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 import pytest
 from sklearn.compose import ColumnTransformer, make_column_transformer
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -314,6 +315,14 @@ def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:
     table = frame(size=[1.0, None] * (N // 2))
     with hint("name its columns: make_column_transformer((StandardScaler(), ['COLUMN']), ...)"):
         fitted(table, preprocess=StandardScaler())
+    texts = table[["sex", "y"]].assign(sex=[None, *table["sex"][1:]])
+    words = make_column_transformer((CountVectorizer(), "sex"))
+    with hint("fill in missing values first: table.fillna({'COLUMN': ''})"):
+        fitted(texts, preprocess=words)
+    counted = fitted(texts.fillna({"sex": ""}), preprocess=words)
+    with hint("fill in missing values first: table.fillna({'COLUMN': ''})"):
+        counted.predict(texts)
+    assert len(counted.predict(texts.fillna({"sex": ""}))) == N
     scaled = make_column_transformer((StandardScaler(), ["age"]), ("drop", ["sex", "size"]))
     assert fitted(table, preprocess=scaled).columns["age"]
     with hint("put SimpleImputer() last: make_pipeline(TRANSFORMER, SimpleImputer())"):

@@ -136,7 +136,7 @@ def test_rows_of_different_length(hint: Any) -> None:
     assert fit(bert("ForTokenClassification"), {"input_ids": ROWS, "labels": labels})
 
 
-def test_splits(hint: Any) -> None:
+def test_splits(hint: Any, tmp_path: Path) -> None:
     data = {"train": DATA, "test": Dataset.from_dict(DATA[:2])}
     model = bert()
     with hint("pass one: fit(model, data[{}], validation=data[{}], ...)"):
@@ -146,7 +146,10 @@ def test_splits(hint: Any) -> None:
         fit(model, DATA, validation=DataLoader(DATA))
     with hint("write validation=0.2"):
         fit(model, DATA, validation="test")
-    assert fit(model, DATA, validation=0.2)
+    fitted: Any = fit(model, DATA, validation=0.2)
+    with hint("write fitted.model.save_pretrained('FOLDER')"):
+        fitted.save_pretrained("saved")
+    fitted.model.save_pretrained(tmp_path)
 
 
 def test_loaders(hint: Any) -> None:

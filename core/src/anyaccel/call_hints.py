@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
 from anyaccel.errors import AnyaccelError, ArgumentError
@@ -19,7 +19,13 @@ UnknownArgument = Callable[[Any, str], AnyaccelError]
 _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("n_epochs", "num_epochs", "max_epochs", "nb_epoch", "n_epoch", "num_train_epochs"), ("epochs",)),
     **dict.fromkeys(("device", "devices", "device_map", "gpus", "where"), ("accelerator", "where", "devices")),
-    **dict.fromkeys(("learning_rate", "eta", "step_size"), ("lr",)),
+    **dict.fromkeys(("learning_rate", "learningrate", "eta", "step_size"), ("lr",)),
+    **dict.fromkeys(("warmup_steps", "num_warmup_steps", "n_warmup_steps", "warm_up"), ("warmup",)),
+    **dict.fromkeys(("decay_steps", "T_max"), ("steps",)),
+    **dict.fromkeys(
+        ("max_grad_norm", "grad_clip", "gradient_clip_val", "max_norm", "global_clipnorm", "grad_norm"), ("clip_norm",)
+    ),
+    **dict.fromkeys(("clipvalue", "grad_clip_value"), ("clip_value",)),
     **dict.fromkeys(("optim", "opt", "solver"), ("optimizer",)),
     **dict.fromkeys(("loss_fn", "criterion", "objective", "loss_function"), ("loss", "losses")),
     **dict.fromkeys(("loss", "losses"), ("losses", "loss")),
@@ -43,7 +49,10 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("verbose", "progress_bar", "verbosity", "disable_tqdm"), ("progress",)),
     **dict.fromkeys(("cat_names", "cat_cols", "categorical_features", "categorical_columns"), ("categories",)),
     **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum"), ("accumulate",)),
-    **dict.fromkeys(("output_dir", "default_root_dir", "ckpt_path"), ("checkpoint", "folder")),
+    **dict.fromkeys(
+        ("output_dir", "default_root_dir", "ckpt_path", "project_dir", "checkpoints"), ("checkpoint", "folder", "save")
+    ),
+    **dict.fromkeys(("checkpoint", "folder"), ("save",)),
     **dict.fromkeys(("resume_from_checkpoint",), ("resume",)),
     **dict.fromkeys(("num_workers", "n_jobs", "n_workers"), ("workers", "count")),
     **dict.fromkeys(
@@ -78,13 +87,21 @@ _OF_OPTIMIZERS: Mapping[str, str] = {
         ("schedule", "scheduler", "lr_scheduler", "lr_schedule"), "'adam', schedule=Schedule('cosine', steps=1000)"
     ),
     **dict.fromkeys(
-        ("clip_norm", "clipnorm", "grad_clip", "gradient_clip_val", "max_grad_norm"), "'adam', clip_norm=1.0"
+        ("clip_norm", "clipnorm", "grad_clip", "gradient_clip_val", "max_grad_norm", "max_norm"),
+        "'adam', clip_norm=1.0",
     ),
     "weight_decay": "'adamw', weight_decay=0.01",
     "momentum": "'momentum', momentum=0.9",
-    **dict.fromkeys(("warmup_steps", "warmup"), "'adamw', schedule=Schedule('cosine', steps=1000, warmup=100)"),
+    **dict.fromkeys(
+        ("warmup_steps", "warmup", "num_warmup_steps", "warmup_epochs", "warmup_ratio"),
+        "'adamw', schedule=Schedule('cosine', steps=1000, warmup=100)",
+    ),
 }
 """What an optimizer has, where a call takes one, by names that it has here and elsewhere."""
+FREEZING_HINT = (
+    "freeze layers before training: layer.requires_grad_(False) in torch, layer.trainable = False in Keras; "
+    "graph.freeze('NODE') freezes a whole node"
+)
 _VALUES: Mapping[tuple[str, str], str] = {
     ("verbose", "progress"): "write progress='none', or 'auto'",
     ("shuffle", "sampler"): "rows are shuffled; sampler=SimpleSampler(32) keeps their order",
@@ -93,6 +110,25 @@ _VALUES: Mapping[tuple[str, str], str] = {
     ("x", "target"): "pass x and y as a pair: (x, y)",
     ("X", "target"): "pass x and y as a pair: (x, y)",
     ("report_to", "callbacks"): "pass the callback of the tracker: callbacks=[...]",
+    ("clipnorm", "clip_norm"): "it is called 'clip_norm', and limits the norm of all gradients together",
+    **{
+        (word, "steps"): "it is called 'steps', and counts from the end of the warm-up"
+        for word in ("num_training_steps", "total_steps")
+    },
+    ("warmup_epochs", "warmup"): "it is called 'warmup', and counts steps, not epochs",
+    **{
+        (word, "warmup"): "it is called 'warmup', and is a number of steps, not a fraction"
+        for word in ("warmup_ratio", "warmup_proportion")
+    },
+    **{
+        (word, "schedule"): "it belongs to the schedule: schedule=Schedule('cosine', steps=1000, warmup=100)"
+        for word in ("warmup", "warmup_steps", "num_warmup_steps", "warmup_epochs", "warmup_ratio")
+    },
+    **{
+        (word, "save"): "it is called 'save': the loop resumes from the newest checkpoint in this folder"
+        for word in ("resume_from", "resume_from_checkpoint")
+    },
+    **{(word, "model"): FREEZING_HINT for word in ("freeze", "frozen", "trainable", "freeze_layers", "requires_grad")},
 }
 """Hints for a word of other libraries and the argument that has its place, where the value is another, too."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -210,19 +246,19 @@ def _wrong_call(
 
 def unknown_argument(name: str, wrong: str, parameters: Mapping[str, inspect.Parameter]) -> ArgumentError:
     """Create the error for an argument that a function does not have, which suggests the closest one."""
-    hint = _meant(wrong, parameters)
+    hint = meant_argument(wrong, parameters)
     # a hint that names the argument says it; nobody reads a list of 40 beside it
     available = "" if hint and len(parameters) > _MANY else ", ".join(parameters)
     problem = f"{name} has no argument {wrong!r}"
     return ArgumentError(problem, available=available, hint=hint or "use one of these names")
 
 
-def _meant(wrong: str, parameters: Mapping[str, inspect.Parameter]) -> str:
-    """Return a hint for an argument that there is not; `""` if no argument is like it."""
+def meant_argument(wrong: str, parameters: Collection[str], otherwise: str = "") -> str:
+    """Return a hint for an argument that there is not; `otherwise` if no argument is like it."""
     if not parameters:
-        return "it takes no arguments"
+        return otherwise or "it takes no arguments"
     if "optimizer" in parameters and wrong in _OF_OPTIMIZERS:
         return f"pass it to the optimizer: optimizer=Optimizer({_OF_OPTIMIZERS[wrong]})"
     value = next((hint for (word, argument), hint in _VALUES.items() if word == wrong and argument in parameters), None)
     other = next((word for word in _OTHER_WORDS.get(wrong, ()) if word in parameters and word != wrong), None)
-    return value or (f"it is called {other!r}" if other else did_you_mean(wrong, parameters, ""))
+    return value or (f"it is called {other!r}" if other else did_you_mean(wrong, parameters, otherwise))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from anyaccel.call_hints import constructor_hints
+from anyaccel.call_hints import FREEZING_HINT, constructor_hints, meant_argument
 from anyaccel.errors import ConfigError, SpecError
 from anyaccel.formulas import AT_LEAST_0, LOSSES, OPTIMIZERS, REQUIRED, SCHEDULES, STEPS, Hyperparameter, between
 from anyaccel.suggestions import did_you_mean
@@ -76,7 +76,7 @@ class Schedule(Spec):
         if function is None and (not isinstance(name, str) or name not in SCHEDULES):
             raise _unknown("schedule", name, SCHEDULES)
         what, takes = f"schedule {name!r}", {} if function else SCHEDULES[name].settings
-        _check_names(what, settings, takes)
+        _check_names(what, settings, takes, also=("warmup",))
         missing = [key for key, setting in takes.items() if key not in settings and setting.default is REQUIRED]
         if missing:
             raise SpecError(f"{what} lacks {', '.join(missing)}", hint=f"give {missing[0]}=...")
@@ -192,6 +192,8 @@ class Optimizer(Spec):
                 f"{where}it clips by both its global_clipnorm and {'clip_norm' if clip_norm else 'clip_value'}",
                 hint="leave one of them out",
             )
+        if isinstance(lr, (int, float)) and lr == 0:
+            raise SpecError(f"{where}lr={lr!r} is not a positive number", hint=f"write lr=0.001, or {FREEZING_HINT}")
         lr = _checked(where, "lr", lr if lr is not None else 1e-3 if custom is None or callable(custom) else 1.0)
         clipping = {key: _checked(where, key, v) for key, v in zip(_CLIPPING, (clip_norm, clip_value), strict=True)}
         if None not in clipping.values():
@@ -387,9 +389,8 @@ def _unknown(what: str, name: object, known: Any) -> SpecError:
 def _check_names(what: str, settings: Mapping[str, Any], known: Any, also: tuple[str, ...] = ()) -> None:
     unknown, available = [key for key in settings if key not in known], [*also, *known]
     if unknown:
-        meant = "lr" if unknown[0] in ("learning_rate", "learningrate", "step_size") else unknown[0]
         left = _LEFT_OUT.get(unknown[0])
-        hint = f"leave it out: {left}" if left else did_you_mean(meant, available, "leave it out")
+        hint = f"leave it out: {left}" if left else meant_argument(unknown[0], available, otherwise="leave it out")
         problem = f"{what} has no setting {', '.join(unknown)}"
         raise SpecError(problem, available=", ".join(available), hint=hint)
 

@@ -65,6 +65,16 @@ def test_wrong_numbers_of_replicas_are_refused(script: str, options: list[str], 
     assert message in answer.output
 
 
+@pytest.mark.parametrize("after", [["--replicas", "2"], ["--replicas=2"], ["--epochs", "3", "--replicas", "2"]])
+def test_options_after_the_script_are_to_come_before_it(script: str, started: list[Any], after: list[str]) -> None:
+    answer = CliRunner().invoke(group, ["run", script, *after], prog_name="anyaccel")
+    assert answer.exit_code == 2 and not started
+    message = "Write them before it: anyaccel run --replicas 2 SCRIPT"
+    assert "options after the script are the script's own" in answer.output and message in answer.output
+    assert CliRunner().invoke(group, ["run", "--replicas", "2", script, *after]).exit_code == 7
+    assert started[0][0] == [sys.executable, script, *after]  # a script may have an option of this name
+
+
 def test_a_script_that_is_not_there_is_refused() -> None:
     answer = CliRunner().invoke(group, ["run", "--replicas", "2", "missing.py"])
     assert answer.exit_code == 2

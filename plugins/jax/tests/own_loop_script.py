@@ -281,7 +281,7 @@ def resumed(folder: Path) -> Result:
             params = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)
             return {"params": params, "key": jax.random.fold_in(state["key"], 1), "n": state["n"] + 1}, value
 
-        for _ in loop.epochs(3, save=save, every=every if save else "epoch", resume=resume):
+        for _ in loop.epochs(3, save=save, every=every, resume=resume):
             state = loop.state
             for x, y in loader:
                 state, value = step(state, loop.key(), x, y)

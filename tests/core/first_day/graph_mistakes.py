@@ -99,7 +99,7 @@ GRAPH = [
     Row(
         "learning_rate",
         lambda: aa.Optimizer("adam", learning_rate=0.1),
-        r"no setting learning_rate.*Hint: did you mean 'lr'\?",
+        r"no setting learning_rate.*Hint: it is called 'lr'\.",
         lambda: aa.Optimizer("adam", lr=0.1),
     ),
     Row(

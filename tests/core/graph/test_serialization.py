@@ -233,7 +233,10 @@ def test_a_class_with_a_configuration_must_be_allowed(table):
         f"the configuration names the class '{__name__}:Small', which is not registered; nothing was imported"
         in message
     )
-    assert "nothing was imported. Hint: if you trust it, import it and pass allow=[Small]" in message
+    assert (
+        "nothing was imported. Hint: pass the model: models={'a': ...}; or, if you trust the class, import it and pass "
+        "allow=[Small]"
+    ) in message
     model = read(config, graph, allow=[Dense, Small])["a"].model
     assert (type(model), model.features, model.bias) == (Small, 3, False)
 
@@ -316,7 +319,7 @@ NODE = {"type": "model", "label": "a", "upstreams": [{"feature_set": "fs"}], "mo
         ({"nodes": [{**NODE, "model": {**MODEL, "config": []}}]}, r"\[\] is not the configuration of a model"),
         (
             {"nodes": [{**NODE, "model": {**MODEL, "config": {"x": 1}}}]},
-            r"node 'a': its model does not accept its configuration",
+            r"node 'a': its model does not accept its configuration.*Hint: pass the model: models=\{'a': ...\}",
         ),
         (
             {"nodes": [{**NODE, "model": {"shared_with": "z"}}]},

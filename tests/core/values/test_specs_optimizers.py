@@ -82,8 +82,11 @@ def test_settings_may_be_given_in_any_order():
         ({"name": "linear"}, "schedule 'linear' lacks steps. Hint: give steps=..."),
         ({"name": "step", "rate": 0.5}, "schedule 'step' lacks every. Hint: give every=..."),
         ({"name": "exponential"}, "schedule 'exponential' lacks rate. Hint: give rate=..."),
-        ({"name": "cosine", "steps": 3, "end": 1}, "schedule 'cosine' has no setting end. Available: steps, final."),
-        ({"name": "constant", "steps": 3}, "schedule 'constant' has no setting steps. Hint: leave it out."),
+        (
+            {"name": "cosine", "steps": 3, "end": 1},
+            "schedule 'cosine' has no setting end. Available: warmup, steps, final.",
+        ),
+        ({"name": "constant", "steps": 3}, "schedule 'constant' has no setting steps. Available: warmup. Hint: leave"),
         ({"name": "linear", "steps": 0}, "schedule 'linear': steps=0 is not a number of steps"),
         ({"name": "linear", "steps": 2.5}, "schedule 'linear': steps=2.5 is not a number of steps"),
         ({"name": "step", "rate": 1, "every": -1}, "schedule 'step': every=-1 is not a number of steps"),
@@ -127,7 +130,9 @@ def test_a_function_that_gives_no_factor_is_refused_when_it_is_given(given):
 
 
 def test_a_function_has_no_settings_and_no_configuration():
-    with pytest.raises(SpecError, match=r"schedule 'halved' has no setting steps\. Hint: leave it out"):
+    with pytest.raises(
+        SpecError, match=r"schedule 'halved' has no setting steps\. Available: warmup\. Hint: leave it out"
+    ):
         Schedule(halved, steps=3)
     with pytest.raises(ConfigError, match="schedule 'halved' belongs to a framework and has no configuration"):
         Optimizer("sgd", schedule=halved).get_config()
@@ -305,14 +310,41 @@ def test_an_empty_configuration_is_not_that_of_the_defaults(spec):
         spec.from_config({})
 
 
+WARMUPS = ("warmup_steps", "num_warmup_steps")
+NORMS = ("max_grad_norm", "max_norm", "grad_clip", "gradient_clip_val", "global_clipnorm")
+
+
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
         (lambda: Optimizer("adam", backend="torch"), "leave it out: the framework of each node builds it"),
         (lambda: Loss("mse", reduction="mean"), "leave it out: losses are means"),
+        *((lambda word=word: Schedule("linear", steps=26, **{word: 3}), "it is called 'warmup'") for word in WARMUPS),
+        (lambda: Schedule(halved, warmup_steps=3), "it is called 'warmup'"),
+        (lambda: Schedule("linear", steps=9, warmup_epochs=1), "it is called 'warmup', and counts steps, not epochs"),
+        (
+            lambda: Schedule("linear", steps=9, warmup_ratio=0.1),
+            "it is called 'warmup', and is a number of steps, not a fraction",
+        ),
+        (lambda: Schedule("cosine", T_max=9), "it is called 'steps'"),
+        (
+            lambda: Schedule("linear", num_training_steps=9, warmup=3),
+            "it is called 'steps', and counts from the end of the warm-up",
+        ),
+        *((lambda word=word: Optimizer("adamw", **{word: 1.0}), "it is called 'clip_norm'") for word in NORMS),
+        (
+            lambda: Optimizer("adamw", clipnorm=1.0),
+            "it is called 'clip_norm', and limits the norm of all gradients together",
+        ),
+        (lambda: Optimizer("adamw", clipvalue=1.0), "it is called 'clip_value'"),
+        (lambda: Optimizer("adam", learning_rate=0.1), "it is called 'lr'"),
+        (
+            lambda: Optimizer("adam", warmup_steps=3),
+            "it belongs to the schedule: schedule=Schedule('cosine', steps=1000, warmup=100)",
+        ),
     ],
 )
-def test_settings_of_other_libraries_are_to_be_left_out(make, hint):
+def test_settings_of_other_libraries_have_a_hint(make, hint):
     with pytest.raises(SpecError) as caught:
         make()
     assert caught.value.hint == hint

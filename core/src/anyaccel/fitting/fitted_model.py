@@ -18,7 +18,7 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
-from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
+from anyaccel.errors import ArgumentError, ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.extensions import extensions
 from anyaccel.fitting import fitted_view
@@ -340,7 +340,10 @@ class FittedModel(AttributeHints):
 
         Raises:
             DataError, ColumnError: Columns are missing or have wrong types or shapes.
+            ArgumentError: `metrics` is an array.
         """
+        if hasattr(metrics, "shape"):
+            raise ArgumentError("evaluate: the metrics are an array", hint="pass x and y as a pair: (x, y)")
         losses = [loss for loss in self.losses if loss.loss.own is None]
         measured = metrics_in_units(metrics, self._data)
         return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=measured, losses=losses))

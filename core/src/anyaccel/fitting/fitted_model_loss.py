@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,6 +44,11 @@ class FittedModelLoss(FittedModel):
         experiment: Experiment with the results of all runs.
         inputs: Column of each argument of the model.
     """
+
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        **FittedModel.attribute_hints,
+        "save_pretrained push_to_hub": "write fitted.model.save_pretrained('FOLDER')",
+    }
 
     def __init__(
         self, experiment: Experiment, rules: ModelLoss, inputs: InputColumns, phase: TrainPhase | None = None

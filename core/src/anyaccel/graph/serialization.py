@@ -297,7 +297,10 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
         return cls(**config)
     except TypeError as error:
         problem = getattr(error, "problem", error)
-        raise ConfigError(f"node {label!r}: its model does not accept its configuration: {problem}") from error
+        raise ConfigError(
+            f"node {label!r}: its model does not accept its configuration: {problem}",
+            hint=f"pass the model: models={{{label!r}: ...}}",
+        ) from error
 
 
 def _shared(label: str, other: Any, models: Mapping[str, Any]) -> Any:
@@ -329,8 +332,8 @@ def _allowed(label: str, name: Any, allow: Sequence[type]) -> type:
     raise ConfigError(
         f"node {label!r}: the configuration names the class {name!r}, which is not registered; nothing was imported",
         available=", ".join(map(class_name, allow)),
-        hint=f"if you trust it, import it and pass allow=[{str(name).rpartition(':')[2]}], or pass "
-        f"models={{{label!r}: ...}}",
+        hint=f"pass the model: models={{{label!r}: ...}}; or, if you trust the class, import it and pass "
+        f"allow=[{str(name).rpartition(':')[2]}]",
     )
 
 

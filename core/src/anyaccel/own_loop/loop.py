@@ -119,6 +119,9 @@ MISPLACED_SETTINGS: Mapping[str, str] = {
     "trackers tracker log_with loggers report_to": (
         "write log='runs/a'; each tracker that is installed and turned on logs, too"
     ),
+    "max_grad_norm max_norm clip_norm clipnorm grad_clip gradient_clip_val": (
+        "clip in your loop: loop.clip_grad_norm_(net, 1.0), or in the optimizer outside of torch"
+    ),
     "callbacks": "call them in your loop",
     "step": "your loop is the step",
     "compile": "compile the model or the step as your framework does, in your loop",
@@ -196,10 +199,66 @@ class Loop(AttributeHints):
         ),
         "doctor devices": "read loop.accelerator; `anyaccel doctor` checks the machine",
         "ledger report transfers": "write with aa.ledger() as moved: around your loop",
-        "history metrics results": "read loop.tracking.history",
+        "history metrics results logger loggers": "read loop.tracking.history",
         "offload device_map residency": "a Loop keeps the model on the device; a TrainPhase offloads",
+        "gather_for_metrics all_gather": "write loop.gather(x), which has each row once, in the order of the data",
+        "pad_across_processes": "write loop.gather(x, pad=0)",
+        "all_reduce": "write loop.reduce(x, 'mean')",
+        "split_between_processes": "write items[loop.process_index :: loop.num_processes]",
+        "wait_for_everyone": "write loop.barrier()",
+        "set_trigger check_trigger": "write if loop.any(is_over): break",
+        "rank global_rank data_parallel_rank data_parallel_shard_rank": "read loop.process_index",
+        "local_rank": "read loop.local_process_index",
+        "world_size use_distributed multi_device": "read loop.num_processes",
+        "is_global_zero on_main_process": "write if loop.is_main_process:",
+        "on_local_main_process": "write if loop.is_local_main_process:",
+        "local_main_process_first": "write if loop.is_local_main_process:, and loop.barrier() after it",
+        "rank_zero_first": "write with loop.main_process_first():",
+        "is_last_process on_last_process": "write if loop.process_index == loop.num_processes - 1:",
+        "on_process": "compare loop.process_index",
+        "on_local_process": "compare loop.local_process_index",
+        "save_state": "write loop.save('runs/a')",
+        "load_state": "write loop.load('runs/a')",
+        "skip_first_batches": "loop.load('runs/a') resumes after the last batch; nothing is skipped by hand",
+        "register_for_checkpointing": "write loop.prepare(x), or loop.save('runs/a', extra={'x': x})",
+        "register_save_state_pre_hook register_load_state_pre_hook": (
+            "call your function before loop.save('runs/a') or loop.load('runs/a')"
+        ),
+        "unwrap_model save_model get_state_dict": "write loop.unwrap(net)",
+        "prepare_model setup_module": "write net = loop.prepare(net)",
+        "prepare_optimizer setup_optimizers": "write net, optimizer = loop.prepare(net, optimizer)",
+        "prepare_scheduler setup": "write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)",
+        "prepare_data_loader": "write loader = loop.prepare(loader)",
+        "setup_dataloaders": "write loader = loop.prepare(loader, batch='per_replica')",
+        "split_batches dispatch_batches even_batches": "write loader = loop.prepare(loader, batch='global')",
+        "use_stateful_dataloader non_blocking": "prepared loaders resume, and copy ahead",
+        "to_device": "write loop.accelerator.move(batch)",
+        "no_sync no_backward_sync trigger_sync_in_backward": (
+            "write Loop(accumulate=4): gradients are exchanged once an update"
+        ),
+        "join_uneven_inputs": "not needed: all processes do the same number of steps",
+        "sync_gradients": "read loop.is_update",
+        "gradient_accumulation_steps": "read loop.accumulation_steps",
+        "optimizer_step_was_skipped": "read optimizer.was_skipped",
+        "mixed_precision": "read loop.precision",
+        "distributed_type is_fsdp2 strategy": "read loop.sharding",
+        "sharded_model": "write Loop(sharding='full')",
+        "use_seedable_sampler seed_everything": "write Loop(seed=0)",
+        "log_dict": "write loop.log({'loss': loss})",
+        "project_dir logging_dir save_iteration should_save_model": "name the folder: loop.save(f'runs/{loop.step}')",
+        "launch run": "start the script as anyaccel run --replicas 2 SCRIPT",
+        "node_rank": "the launcher knows it",
+        "call": "call your functions in the loop",
+        "free_memory clear": "delete the objects; loop.close() releases those that it has prepared",
+        "verify_device_map": "not needed: prepare() places whole models",
+        "end_training": "not needed: each value is written when it is logged",
+        "deepspeed_plugin fp8_backend lomo_backward deepspeed_ulysses_dl_adapter maybe_context_parallel "
+        "parallelism_config torch_device_mesh is_composable_parallelism_enabled tensor_parallel_rank "
+        "pipeline_parallel_rank context_parallel_rank": "a Loop does not support it",
         "profile profiler": "write Loop(profile=aa.Profile((10, 20), 'traces'))",
-        "trackers get_tracker": "write Loop(log='runs/a'); each tracker that is installed and turned on logs, too",
+        "trackers get_tracker init_trackers": (
+            "write Loop(log='runs/a'); each tracker that is installed and turned on logs, too"
+        ),
     }
 
     if TYPE_CHECKING:  # a type checker sees what all frameworks have in common, and accepts their additional methods
@@ -529,11 +588,12 @@ class Loop(AttributeHints):
 
     # -- epochs and batches ----------------------------------------------------------------------------------------
 
+    @call_hints
     def epochs(
         self,
         epochs: int,
         *,
-        save: str | os.PathLike[str] | None = None,
+        save: str | os.PathLike[str] | None = "",
         every: Any = "epoch",
         keep: int = 3,
         resume: str = "auto",
@@ -542,20 +602,20 @@ class Loop(AttributeHints):
 
         Args:
             epochs: Number of epochs, including those of the run to resume.
-            save: Folder of this run's checkpoints; None writes none.
+            save: Folder of this run's checkpoints; None writes none, for scripts with an optional folder.
             every: `"epoch"`, a number of updates, or a duration such as `"10min"`.
             keep: Number of checkpoints to keep, newest first.
             resume: `"auto"` resumes from the newest checkpoint if one exists; `"never"` starts from scratch.
 
         Raises:
             PhaseError: `resume` is unknown.
-            ConfigError: `every` without `save`.
+            ConfigError: `every` is passed, but not `save`.
             StateError: The checkpoint belongs to other models, or the folder to another run.
         """
         resume = checked_resume(resume)
-        if save is None and every != "epoch":
+        if save == "" and every != "epoch":
             raise ConfigError(f"epochs() has every={every!r}, but no folder to save to", hint="write save='runs/a'")
-        if save is not None:
+        if save:
             folder = LoopFolder(save, self._processes)
             newest = folder.newest(self.framework) if resume == "auto" else None
             if newest is not None:

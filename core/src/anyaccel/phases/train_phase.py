@@ -245,6 +245,7 @@ class TrainPhase(Phase):
         "fsdp zero shard": "write sharding='full'",
         "cpu_offload": "write sharding='full offload'",
         "remat gradient_checkpointing checkpointing": "it is a node's: ModelNode(..., remat='blocks')",
+        "freeze frozen trainable": "the graph freezes nodes: graph.freeze('NODE')",
         "model": "the model is in the graph: ModelGraph([ModelNode('net', model, data.reference())], 'adam')",
         "metrics": "metrics belong to the validation: validation=EvalPhase(..., metrics=[...])",
         "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",

@@ -16,8 +16,24 @@ from anyaccel_distributed.processes import run_replicas
 _COUNT = re.compile(r"(?:(\d{1,6}):)?(\d{1,6})")
 
 
+class _RunCommand(PlainCommand):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does; where `--replicas` comes after the script, say that it is to come before it."""
+        written = list(args)  # click empties the list
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if not any(argument.partition("=")[0] == "--replicas" for argument in written):
+                raise
+            raise click.UsageError(
+                "Missing option '--replicas': options after the script are the script's own. "
+                f"Write them before it: {ctx.command_path} --replicas 2 SCRIPT",
+                ctx,
+            ) from error
+
+
 @click.command(
-    cls=PlainCommand,
+    cls=_RunCommand,
     short_help="Train with several processes.",
     context_settings={"allow_interspersed_args": False},
 )

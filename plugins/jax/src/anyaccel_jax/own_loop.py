@@ -77,13 +77,15 @@ class JaxLoop(Loop):
 
     framework: ClassVar[str] = "jax"
     attribute_hints: ClassVar[Mapping[str, str]] = {
-        **Loop.attribute_hints,
         "backward": "compute gradients with loop.value_and_grad(loss)(params, x, y), inside the step",
         "autocast": "precision= casts inside loop.value_and_grad(loss)",
-        "accumulate sync_gradients no_sync": "write loop.value_and_grad(loss, accumulate=4)",
-        "clip_grad_norm_ clip_gradients clip_grad_value_": "clip in the optimizer: optax.chain("
+        "accumulate sync_gradients no_sync no_backward_sync trigger_sync_in_backward": (
+            "write loop.value_and_grad(loss, accumulate=4)"
+        ),
+        "clip_grad_norm_ clip_gradients clip_grad_value_ unscale_gradients": "clip in the optimizer: optax.chain("
         "optax.clip_by_global_norm(1.0), ...); gradients are already averaged over all processes",
-        "unwrap unwrap_model": "use the model itself: it is not wrapped",
+        "unwrap unwrap_model save_model get_state_dict": "use the model itself: it is not wrapped",
+        **Loop.attribute_hints,  # last: the first hint for a name is the one
     }
 
     def __init__(self, *args: Any, **settings: Any) -> None:

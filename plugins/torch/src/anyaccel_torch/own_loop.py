@@ -56,6 +56,13 @@ class TorchLoop(Loop):
     """
 
     framework: ClassVar[str] = "torch"
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "clip_gradients": "write loop.clip_grad_norm_(net, 1.0), or loop.clip_grad_value_(net, 1.0)",
+        "unscale_gradients": "write loop.clip_grad_norm_(net, 1.0), which unscales",
+        "load_raw": "write net.load_state_dict(torch.load('net.pt')) before loop.prepare(net)",
+        "init_module init_tensor": "write with torch.device(loop.device):",
+        **Loop.attribute_hints,
+    }
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._models: list[_Model] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -78,7 +79,8 @@ class GivenTransformer(TableTransform):
             raise TransformError(
                 f"{what} cannot be fitted: {type(error).__name__}: {error}",
                 cause=f"it receives a data frame with the columns {listed(self.names)}",
-                hint="name its columns: make_column_transformer((StandardScaler(), ['COLUMN']), ...)",
+                hint=_fill_hint(error)
+                or "name its columns: make_column_transformer((StandardScaler(), ['COLUMN']), ...)",
             ) from error
         self.target = None
         self.width = output.shape[1] if output.ndim == 2 else 0
@@ -109,7 +111,8 @@ class GivenTransformer(TableTransform):
             raise TransformError(
                 f"preprocess={type(self.transformer).__name__}(...) cannot be applied: {type(error).__name__}: {error}",
                 cause=f"it receives a data frame with the columns {listed(self.names)}",
-                hint="fit it to accept such values, for example OneHotEncoder(handle_unknown='ignore')",
+                hint=_fill_hint(error)
+                or "fit it to accept such values, for example OneHotEncoder(handle_unknown='ignore')",
             ) from error
         return self._checked(output, len(frame))
 
@@ -180,6 +183,12 @@ class GivenTransformer(TableTransform):
         by_name = {name: columns for name, _, columns in chosen}
         parts = self.transformer.transformers
         self.transformer.transformers = [(name, part, by_name.get(name, columns)) for name, part, columns in parts]
+
+
+def _fill_hint(error: Exception) -> str:
+    """Return the hint for an error that missing values caused, or an empty text."""
+    is_missing = re.search(r"\bnan\b|missing values", str(error), re.IGNORECASE)
+    return "fill in missing values first: table.fillna({'COLUMN': ''})" if is_missing else ""
 
 
 def _names(columns: Any, names: Sequence[str]) -> list[str]:
