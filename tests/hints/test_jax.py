@@ -163,6 +163,17 @@ def test_optimizers(hint: Any) -> None:
 
     assert train(optimizer=aa.Optimizer(clipped, lr=0.1)).loss.size
 
+    nnx = pytest.importorskip("flax.nnx")
+    net = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+    def fit(optimizer: Any) -> Any:
+        settings: Any = {"epochs": 1, "accelerator": "cpu", "progress": "none"}
+        return aa.fit(net, (X, Y), loss="mse", optimizer=optimizer, **settings).results.loss.size
+
+    with hint("pass the transformation itself, optimizer=optax.adam(1e-3), or a named optimizer"):
+        fit(nnx.Optimizer(net, optax.adam(1e-3), wrt=nnx.Param))
+    assert fit(optimizer=optax.adam(1e-3)) and fit(optimizer="adam")
+
     def by_labels(labels: Any) -> Any:
         return aa.Optimizer(optax.multi_transform({"a": optax.sgd(0.1), "z": optax.set_to_zero()}, labels))
 

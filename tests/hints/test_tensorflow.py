@@ -306,6 +306,25 @@ def test_optimizers_of_keras(hint: Any) -> None:
     assert run(aa.Optimizer(optimizers.SGD, lr=0.1, groups={"*bias": {"lr": 0.2}}))
 
 
+def test_classes_of_losses_of_keras(hint: Any) -> None:
+    y = (X[:, 0] > 0).astype("int64")
+
+    def fit(name: str, y: Any) -> Any:
+        net = keras.Sequential([layers.Dense(2)])
+        settings: Any = {"loss": getattr(keras.losses, name)(from_logits=True), "epochs": 1, "accelerator": "cpu"}
+        return aa.fit(net, (X, y), progress="none", **settings).results.loss.size
+
+    one_hot = np.eye(2, dtype="float32")[y]
+    with hint("pass the indices of the classes: y.argmax(axis=-1)"):
+        fit("SparseCategoricalCrossentropy", one_hot)
+    assert fit("SparseCategoricalCrossentropy", one_hot.argmax(axis=-1))
+    with hint("pass a row of probabilities for each class index: np.eye({}, dtype='float32')[y]"):
+        fit("CategoricalCrossentropy", y)
+    assert fit("CategoricalCrossentropy", np.eye(2, dtype="float32")[y])
+    with pytest.raises(aa.errors.ShapeError, match="SparseCategoricalCrossentropy takes floats as probabilities"):
+        fit("SparseCategoricalCrossentropy", y.astype("float32"))
+
+
 @pytest.mark.slow
 def test_exclusions_of_keras(hint: Any) -> None:
     pytest.importorskip("jax")

@@ -749,3 +749,23 @@ def test_a_call_without_values(hint: Any, cli: Any, tmp_path: Path) -> None:
         printed.text = cli("device-map", f"{place}:Reads", *machine, "--input", "float32[1,3]").output
     assert cli("device-map", f"{place}:Reads", *machine).exit_code == 0
     assert cli("device-map", f"{place}:plain", *machine, "--input", "float32[1,3]").exit_code == 0
+
+
+def test_classes_of_losses_of_torch(hint: Any) -> None:
+    y = (X[:, 0] > 0).astype("float32")
+    data = aa.FeatureSet.from_dict("data", {"x": X, "y": y}, ["x"], ["y"])
+
+    def fit(data: Any, y: Any = None) -> Any:
+        settings: Any = {"loss": nn.CrossEntropyLoss(), "epochs": 1, "accelerator": "cpu", "progress": "none"}
+        return aa.fit(nn.Linear(3, 2), data if y is None else (X, y), **settings).results.loss.size
+
+    with hint("if these are class indices, cast them: feature_set.cast({{}}), or y.astype('int64')"):
+        fit(data)
+    assert fit(data.cast({"y": "int64"})) and fit(data, y.astype("int64"))
+    with pytest.raises(aa.errors.ShapeError, match=r"data\.y is float32\[\].*feature_set\.cast\({'y': 'int64'}\)"):
+        fit(data, y * 2)
+    one_hot = np.eye(2, dtype="int64")[y.astype("int64")]
+    data = aa.FeatureSet.from_dict("data", {"x": X, "y": one_hot}, ["x"], ["y"])
+    with hint("convert them to floats: feature_set.cast({{}: 'float32'})"):
+        fit(data)
+    assert fit(data.cast({"y": "float32"}))

@@ -67,6 +67,24 @@ def test_a_loss_beside_that_of_the_model(hint: Any) -> None:
     assert fit(llama(), {"input_ids": ROWS}, target="input_ids", loss=None).results.loss.size
 
 
+def test_a_loss_beside_that_of_the_model_on_data_that_it_cannot_take() -> None:
+    padded = {"input_ids": np.ones((4, 3), "int64"), "attention_mask": np.ones((4, 3), "int64"), "labels": [0, 1, 0, 1]}
+    beginnings = {
+        "pass each as a separate input": {"data": padded, "target": "labels"},
+        "in a FeatureSet, choose a padding value": {"data": DATA, "target": "labels"},
+        "write fit(model, table, target='COLUMN', ...)": {"data": DATA},
+    }
+    for beginning, settings in beginnings.items():
+        with pytest.raises(aa.errors.AnyaccelError) as caught:
+            fit(bert(), loss="cross_entropy", **settings)
+        assert caught.value.hint.startswith(beginning)
+        assert caught.value.hint.endswith("; or leave loss= out: BertForSequenceClassification computes its own loss")
+        assert fit(bert(), settings["data"]).results.loss.size
+    with pytest.raises(aa.errors.AnyaccelError) as caught:  # a model without one
+        fit(nn.Linear(3, 2), DATA, target="labels", loss="cross_entropy")
+    assert "own loss" not in caught.value.hint
+
+
 def test_text_to_predict_for(hint: Any) -> None:
     fitted = fit(bert(), DATA)
     with hint("pass the numbers of its tokenizer by column: {{}: [...]}"):

@@ -26,6 +26,7 @@ from anyaccel.device import Device
 from anyaccel.distributions import CAPABILITIES as BROUGHT
 from anyaccel.distributions import loaded, named
 from anyaccel.errors import CapabilityError, PluginError
+from anyaccel.install_hints import foreign_module
 from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
 from anyaccel.program import Program as Program
@@ -478,18 +479,19 @@ class Compute(ABC):
         return {}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """Return why this backend cannot build an optimizer or loss; `""`, the default for names and `import_roots`, if
-        it can.
+        """Return why this backend cannot build an optimizer or loss; `""` if it can.
+
+        By default it can build named ones, those of `import_roots`, and functions that are of no other framework.
         """
-        custom = spec.own
-        if custom is None or (
-            isinstance(spec, Loss) and not isinstance(custom, type) and not hasattr(custom, "parameters")
-        ):
+        custom = spec.own.func if isinstance(spec.own, functools.partial) else spec.own
+        roots = self.import_roots if isinstance(self, Backend) else ()
+        if custom is None:
             return ""
-        custom = custom.func if isinstance(custom, functools.partial) else custom
+        if isinstance(spec, Loss) and not isinstance(spec.own, type) and not hasattr(spec.own, "parameters"):
+            module = foreign_module(spec.own, roots)
+            return f"{spec.name} comes from {module}" if module else ""
         bases = (custom if isinstance(custom, type) else type(custom)).__mro__
         modules = [str(kind.__module__) for kind in (custom, *bases) if getattr(kind, "__module__", None)]
-        roots = self.import_roots if isinstance(self, Backend) else ()
         if any(module.partition(".")[0] in roots for module in modules):
             return ""
         return f"{spec.name} comes from {modules[0]}"

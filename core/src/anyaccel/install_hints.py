@@ -5,8 +5,10 @@ Apart from the device aliases, this is the only place in core that names framewo
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _ROOTS = {"torch": "torch pytorch", "tensorflow": "tensorflow tf keras", "jax": "jax jaxlib flax optax equinox"}
@@ -27,6 +29,20 @@ LIBRARIES = {"transformers": "anyaccel-transformers"}
 """By the top-level package of models that compute their own loss: what tells `fit` of them."""
 DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES)) | {*LIBRARIES.values()}
 """anyaccel's own distributions beside core; all have the same version."""
+
+
+def foreign_module(obj: object, import_roots: Sequence[str]) -> str:
+    """Return the module of a known framework that a function, class or object comes from.
+
+    It is `""` for what is of no known framework, and for what is of one with these top-level modules, or derived from
+    it.
+    """
+    obj = obj.func if isinstance(obj, functools.partial) else obj
+    kinds = (obj, *(obj if isinstance(obj, type) else type(obj)).__mro__)
+    modules = [str(kind.__module__) for kind in kinds if getattr(kind, "__module__", None)]
+    roots = [module.partition(".")[0] for module in modules]
+    known = [module for module, root in zip(modules, roots, strict=True) if root in HINTS]
+    return known[0] if known and not {*roots} & {*import_roots} else ""
 
 
 def hint_of(cls: type) -> tuple[str, str, str] | None:

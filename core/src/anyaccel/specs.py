@@ -326,6 +326,7 @@ class LossTargets:
             as floats.
         class_axis: Axis of the classes in the outputs, where 0 is the batch.
         ignored: A class index that is ignored and may be out of range; None for no such index.
+        form: How classes are given, if the loss takes them in one form only: `"indices"` or `"probabilities"`.
 
     Example:
         `LossTargets("classes", class_axis=1, ignored=-100)` describes `torch.nn.CrossEntropyLoss()`.
@@ -334,6 +335,7 @@ class LossTargets:
     kind: str
     class_axis: int = -1
     ignored: int | None = None
+    form: str = ""
 
 
 def _optimizer_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

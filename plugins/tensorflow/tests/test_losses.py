@@ -106,6 +106,44 @@ def test_losses_of_another_framework_are_refused(backend: TensorFlowBackend) -> 
     assert "torch" in backend.unsupported_reason(aa.Loss(torch.nn.MSELoss))
     assert backend.unsupported_reason(aa.Loss(keras.losses.MeanSquaredError)) == ""
     assert backend.unsupported_reason(aa.Loss(squares)) == ""
+    function = torch.nn.functional.cross_entropy
+    assert backend.unsupported_reason(aa.Loss(function)) == "cross_entropy comes from torch.nn.functional"
+    optax = pytest.importorskip("optax")
+    with pytest.raises(SpecError, match=r"tensorflow does not support the loss 'l2_loss': l2_loss comes from optax\."):
+        losses(optax.l2_loss)
+
+
+def test_losses_of_keras_on_tensorflow_are_refused_for_models_of_torch() -> None:
+    nn = pytest.importorskip("torch").nn
+    pytest.importorskip("anyaccel_torch")
+    x = np.ones((8, 3), "float32")
+    for own in (keras.losses.Huber(), keras.losses.huber):
+        with pytest.raises(SpecError, match=r"torch does not support the loss '\w+': \w+ comes from keras\."):
+            aa.fit(nn.Linear(3, 1), (x, x[:, 0]), loss=own, accelerator="cpu", progress="none")
+
+
+def test_classes_of_losses_of_keras_have_the_shape_that_they_take() -> None:
+    x = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
+    kinds = (x > 0).astype("int64")
+
+    def fit(name: str, y: np.ndarray) -> Any:
+        settings: Any = {"loss": getattr(keras.losses, name)(from_logits=True), "epochs": 1, "accelerator": "cpu"}
+        return aa.fit(keras.Sequential([keras.layers.Dense(3)]), (x, y), progress="none", **settings).results.loss.size
+
+    sparse, by_class = "SparseCategoricalCrossentropy", "CategoricalCrossentropy"
+    for name, y, takes in [
+        (sparse, kinds[:, :2], r"int64\[2\]\. Available: class indices of shape \[\]"),
+        (sparse, np.eye(3, dtype="float32")[kinds[:, 0]], r"float32\[3\]\. Available: class indices of shape \[\]"),
+        (by_class, kinds[:, 0], r"int64\[\]\. Available: probabilities of shape \[3\]"),
+        (by_class, kinds[:, :2].astype("float32"), r"float32\[2\]\. Available: probabilities of shape \[3\]"),
+    ]:
+        message = (
+            rf"^{name} on node 'model' cannot compare its output float32\[3\] with data\.y, {takes} per row\. Hint"
+        )
+        with pytest.raises(ShapeError, match=message):
+            fit(name, y)
+    assert fit(sparse, kinds[:, 0]) and fit(sparse, kinds[:, :1]) and fit(by_class, np.eye(3)[kinds[:, 0]])
+    assert fit(by_class, np.eye(3, dtype="int64")[kinds[:, 0]])
 
 
 @pytest.mark.parametrize("name", ["MeanSquaredError", "Huber", "mean_absolute_error"])

@@ -288,3 +288,11 @@ def test_a_column_that_weighs_a_loss_of_torch_may_leave_rows_out() -> None:
     loss = aa.AppliedLoss(function, on="net", inputs=("outputs", "targets", "d.counts"))
     results = graph.run(aa.TrainPhase("t", data=data, losses=[loss], batch_size=16), progress="none")
     assert results.loss[0] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_losses_of_another_framework_are_refused() -> None:
+    own = pytest.importorskip("optax").l2_loss
+    data = np.ones((8, 3), "float32"), np.ones(8, "float32")
+    for loss in (own, functools.partial(own)):
+        with pytest.raises(SpecError, match=r"torch does not support the loss '\w+': \w+ comes from optax\."):
+            aa.fit(nn.Linear(3, 1), data, loss=loss, accelerator="cpu", progress="none")

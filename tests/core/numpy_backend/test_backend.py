@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -335,6 +336,21 @@ def test_builtin_models_and_unsupported_specs(backend):
         == ""
     )
     assert backend.unsupported_reason(Optimizer(Dense)) == "numpy supports named optimizers only"
+
+
+def test_losses_of_another_framework_are_refused_by_their_module(backend):
+    def foreign(outputs, targets):
+        return 0.0
+
+    foreign.__module__ = "optax.losses"  # that package need not be there
+    for own in (foreign, functools.partial(foreign, targets=0)):
+        assert backend.unsupported_reason(Loss(own)).endswith(" comes from optax.losses")
+    base = type("Base", (), {"__module__": "torch.nn", "__call__": foreign})
+    derived = type("Derived", (base,), {"__module__": "mine"})
+    assert backend.unsupported_reason(Loss(derived)) == "Derived comes from torch.nn"
+    assert backend.unsupported_reason(Loss(derived())).endswith(" comes from torch.nn")
+    foreign.__module__ = "torchlike.losses"
+    assert backend.unsupported_reason(Loss(foreign)) == ""
 
 
 # -- state ---------------------------------------------------------------------------------------------------------

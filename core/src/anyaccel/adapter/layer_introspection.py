@@ -339,9 +339,13 @@ class LayerLibrary:
         named = custom_loss if isinstance(custom_loss, type) or inspect.isfunction(custom_loss) else type(custom_loss)
         if named.__module__.partition(".")[0] != str(self.module.__name__).partition(".")[0]:
             return None  # derived from one, and may take anything
-        kind = _LOSS_TARGETS.get(named.__name__.replace("_", "").lower())
+        name = named.__name__.replace("_", "").lower()
+        kind = _LOSS_TARGETS.get(name)
         ignored = loss.kwargs.get("ignore_class", getattr(custom_loss, "ignore_class", None))
-        return None if kind is None else LossTargets(kind, ignored=ignored if isinstance(ignored, int) else None)
+        if kind is None:
+            return None
+        form = ("indices" if name.startswith("sparse") else "probabilities") if kind == "classes" else ""
+        return LossTargets(kind, ignored=ignored if isinstance(ignored, int) else None, form=form)
 
     def loss_function(self, loss: Loss, mean: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
         """Return a loss of the library as a function of (outputs, targets) that returns a scalar and never broadcasts.

@@ -22,12 +22,12 @@ from anyaccel.call_hints import call_hints
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, Sampler, Source
 from anyaccel.data.roles import Names, listed, names_of, no_column, stamp
 from anyaccel.device import Device
-from anyaccel.errors import ColumnError, PhaseError, PluginError, ShapeError, TableWarning
+from anyaccel.errors import ColumnError, DataError, GraphError, PhaseError, PluginError, ShapeError, TableWarning
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.labelled_data import LabelledData, labelled_data
-from anyaccel.fitting.model_loss import model_loss, refuse_other_loss, refuse_table_settings
+from anyaccel.fitting.model_loss import hint_at_own_loss, model_loss, refuse_other_loss, refuse_table_settings
 from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.tables import (
     LABEL,
@@ -662,11 +662,12 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         how = Preprocessing(
             preprocess, names_of(drop), names_of(categories), embed, table_model.is_sized, table_model.embeds
         )
-        data = raw_table(data, features, target, how)
-        if loss is None and step is None:
-            losses = FitLosses(loss_of_target(data, target))
-        evaluated = rows.split(evaluated, seed)
-        prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
+        with hint_at_own_loss(model, loss, DataError, PhaseError):
+            data = raw_table(data, features, target, how)
+            if loss is None and step is None:
+                losses = FitLosses(loss_of_target(data, target))
+            evaluated = rows.split(evaluated, seed)
+            prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
         if rows.is_asked:
             prepared = rows.weighted(prepared, losses.known, validation)
         model = table_model.made_for(prepared, losses)
@@ -717,9 +718,10 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     )
     experiment = Experiment("fit", graph, progress=progress)
     try:
-        if isinstance(prepared.data, FeatureSet):
-            _check_classes(graph, prepared.data, applied)
-        results = experiment.run_phase(phase, resume=resume)
+        with hint_at_own_loss(model, loss, GraphError):
+            if isinstance(prepared.data, FeatureSet):
+                _check_classes(graph, prepared.data, applied)
+            results = experiment.run_phase(phase, resume=resume)
     except ShapeError as error:
         casts = prepared.casts if isinstance(prepared, TrainingData) else {}
         raise _of_other_width(_of_column_vector(error, prepared.data, casts), prepared.data) from error.__cause__

@@ -7,7 +7,8 @@ by an entry point of the group `anyaccel.model_libraries`, named like the top-le
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.distributions import MODEL_LIBRARIES, load
-from anyaccel.errors import ColumnError, DataError, PhaseError
+from anyaccel.errors import AnyaccelError, ColumnError, DataError, PhaseError
 from anyaccel.registry import registry
 from anyaccel.results import EvalResults
 
@@ -242,6 +243,20 @@ def refuse_other_loss(model: Any, loss: Any, target: Names) -> None:
     if rules is not None and wrong is not None:
         problem = f"{rules.name} computes its own loss, also over its input {wrong!r}, and fit has loss={shown(loss)}"
         raise PhaseError(problem, hint="leave loss= out")
+
+
+@contextmanager
+def hint_at_own_loss(model: Any, loss: Any, *errors: type[AnyaccelError]) -> Iterator[None]:
+    """Add to an error of these types that a model computes its own loss, if `fit` was given another."""
+    try:
+        yield
+    except errors as error:
+        _, library = (None, None) if loss is None else library_of(model)
+        rules = None if library is None else library(model)
+        if rules is None or not rules.labels:
+            raise
+        hint = f"{error.hint}; or leave loss= out: {rules.name} computes its own loss".removeprefix("; or ")
+        raise type(error)(error.problem, available=error.available, hint=hint) from error.__cause__
 
 
 def refuse_table_settings(

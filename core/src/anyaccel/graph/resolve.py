@@ -996,6 +996,8 @@ def target_spec(
     stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
     if loss.loss.own is not None:
         own_dtype = "float32" if output.dtype == "bfloat16" else output.dtype  # NumPy has no bfloat16
+        if takes is not None and takes.kind == "classes":
+            _check_classes(loss, takes, stored, output, name)
         compared = takes is not None and takes.kind != "classes"
         stored = replace(stored, dtype=own_dtype) if compared else cast(stored, own_dtype)
         # For a framework's own loss, which compares as it likes: [n] is aligned with [n, 1], so that none broadcasts
@@ -1024,6 +1026,42 @@ def target_spec(
     if _without_ones(stored.shape) != _without_ones(output.shape):
         raise _unfit(loss, stored, output, name)
     return replace(stored, dtype=dtype, shape=output.shape)
+
+
+def _check_classes(loss: AppliedLoss, takes: LossTargets, stored: TensorSpec, output: TensorSpec, name: str) -> None:
+    """Check the shape of classes for a framework's loss; axes of length 1 are up to the loss.
+
+    Raises:
+        ShapeError: the loss cannot compare them with the output.
+    """
+    if not output.shape or takes.class_axis == 0:
+        return
+    axis = takes.class_axis - 1 if takes.class_axis > 0 else takes.class_axis % len(output.shape)
+    positions = (*output.shape[:axis], *output.shape[axis + 1 :])
+    one_each = _without_ones(stored.shape) == _without_ones(positions)
+    one_hot = _without_ones(stored.shape) == _without_ones(output.shape)
+    are_floats = is_floating(stored.dtype)
+    takes_indices, takes_rows = takes.form != "probabilities", takes.form != "indices"
+    if (takes_indices and one_each) or (takes_rows and one_hot and (are_floats or takes.form)):
+        return
+    n_classes, column = output.shape[axis : axis + 1], name.partition(".")[2]
+    if one_hot and takes_rows:
+        hint = f"convert them to floats: feature_set.cast({{{column!r}: 'float32'}})"
+    elif one_hot:
+        hint = "pass the indices of the classes: y.argmax(axis=-1)"
+    elif one_each and n_classes:
+        hint = f"pass a row of probabilities for each class index: np.eye({n_classes[0]}, dtype='float32')[y]"
+    else:
+        hint = "choose another column, or change the output of the model"
+    forms = [
+        *([f"class indices of shape {list(positions)} per row"] if takes_indices else []),
+        *([f"probabilities of shape {list(output.shape)} per row"] if takes_rows else []),
+    ]
+    raise ShapeError(
+        f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}",
+        available=", or ".join(forms),
+        hint=hint,
+    )
 
 
 def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name: str) -> None:

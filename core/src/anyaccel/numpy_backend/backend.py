@@ -21,7 +21,7 @@ from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
 from anyaccel.errors import ENVIRONMENT_ERRORS, DeviceMismatchError, EstimatorError, MoveError, ShapeError
 from anyaccel.host_memory import aligned_empty
-from anyaccel.install_hints import HINTS
+from anyaccel.install_hints import foreign_module
 from anyaccel.numpy_backend import transfers
 from anyaccel.numpy_backend.array_creation import handle, scoped
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP, TabularMLP
@@ -294,11 +294,8 @@ class NumpyBackend(Backend, Exchange, Compute):
         """Return the reason for optimizers other than the named ones, and for losses of another framework."""
         if isinstance(spec, Optimizer):
             return "numpy supports named optimizers only" if spec.own is not None else ""
-        if spec.own is None:
-            return ""
-        cls = spec.own if isinstance(spec.own, type) else type(spec.own)
-        foreign = {str(base.__module__).partition(".")[0] for base in cls.__mro__} & set(HINTS)
-        return f"it belongs to {', '.join(sorted(foreign))}" if foreign else ""
+        module = foreign_module(spec.own, ())
+        return f"{spec.name} comes from {module}" if module else ""
 
 
 def _is_numpy_dtype(dtype: str) -> bool:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -197,8 +198,8 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         if isinstance(spec, Optimizer) and is_like_optax:
             return ""
         reason = super().unsupported_reason(spec)
-        own_class = own if isinstance(own, type) else type(own)
-        if not reason and own is not None and own_class.__module__.startswith("keras.") and keras_backend() != "jax":
+        defined = own if isinstance(own, (type, FunctionType)) else type(own)
+        if not reason and own is not None and defined.__module__.startswith("keras.") and keras_backend() != "jax":
             return f"Keras runs on {keras_backend()}, not on JAX"
         return reason
 

@@ -237,10 +237,12 @@ def _parameter_names(function: Any) -> set[str]:
 
 def _check_transformation(value: Any, optimizer: Optimizer) -> None:
     if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
+        is_own = value is optimizer.own
+        is_not = "is not a gradient transformation" if is_own else f"returns a {type(value).__name__}"
         raise SpecError(
-            f"the optimizer {optimizer.name} returns a {type(value).__name__}",
+            f"the optimizer {optimizer.name} {is_not}",
             available="gradient transformations with init and update, as Optax creates them",
-            hint="use one of these, or a named optimizer",
+            hint="pass the transformation itself, optimizer=optax.adam(1e-3), or a named optimizer",
         )
 
 

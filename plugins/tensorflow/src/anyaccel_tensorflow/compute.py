@@ -138,10 +138,10 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return keras().loss_targets(loss)
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """Return why an optimizer or loss is not supported; optimizer classes of Keras are."""
+        """Return why an optimizer or loss is not supported; those of Keras are."""
         from anyaccel_tensorflow.variables import keras
 
-        if isinstance(spec, Optimizer) and keras().is_optimizer(spec.own):
+        if keras().is_optimizer(spec.own) if isinstance(spec, Optimizer) else keras().is_loss(spec.own):
             runs_on = str(keras().module.backend.backend())
             return "" if runs_on == "tensorflow" else f"Keras runs on {runs_on}, not on TensorFlow"
         if isinstance(spec, Optimizer) and spec.own is not None:

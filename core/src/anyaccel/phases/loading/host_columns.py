@@ -14,7 +14,7 @@ from anyaccel.data import FeatureSet, RaggedColumn, Rows, joined_spec, loadable_
 from anyaccel.data.casting import first_unrepresentable
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms import relevant_transforms
-from anyaccel.errors import ColumnError
+from anyaccel.errors import ColumnError, ShapeError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.graph.resolve import class_axis
 from anyaccel.phases.accumulation import ignored_target
@@ -136,6 +136,13 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
     except TypeError:
         raise _no_dtype(column) from None
     if target_range is not None:
+        if target_range.class_axis is not None and target_range.class_axis >= array.ndim:
+            casts = ", ".join(f"{name!r}: 'int64'" for name in column.columns)
+            raise ShapeError(
+                f"{column.shown} is {stored}, one number for each position; {target_range.loss} takes floats as "
+                "probabilities, one for each class",
+                hint=f"if these are class indices, cast them: feature_set.cast({{{casts}}}), or y.astype('int64')",
+            )
         _check_range(column, array, target_range)
         if target_range.class_axis is not None:
             # Warn of probabilities of classes that do not add up to 1; rows of zeros are ignored on purpose.
