@@ -291,6 +291,7 @@ def takes_targets_first(function: Any) -> bool:
     """Return whether the parameters of a function are named as in scikit-learn and Keras: `y_true`, then `y_pred`.
 
     Example:
+        >>> from anyaccel.specs import takes_targets_first
         >>> takes_targets_first(lambda y_true, y_pred: 0), takes_targets_first(lambda outputs, targets: 0)
         (True, False)
     """
