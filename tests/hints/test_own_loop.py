@@ -287,7 +287,7 @@ def test_words_of_accelerate_and_fabric(hint: Any, tmp_path: Path, monkeypatch: 
         _ = loop.clip_gradients
     with hint("write loop.clip_grad_norm_(net, 1.0), which unscales"):
         _ = loop.unscale_gradients
-    with hint("clip in your loop: loop.clip_grad_norm_(net, 1.0), or in the optimizer outside of torch"):
+    with hint("clip in your loop: loop.clip_grad_norm_(net, 1.0), or in the optimizer where a loop has no such call"):
         loop_of(max_grad_norm=1.0)
     with hint("write loop.gather(x), which has each row once, in the order of the data"):
         _ = loop.gather_for_metrics

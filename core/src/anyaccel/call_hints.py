@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
 from anyaccel.errors import AnyaccelError, ArgumentError
+from anyaccel.install_hints import FREEZING_HINT
 from anyaccel.suggestions import did_you_mean
 
 _Arguments = ParamSpec("_Arguments")
@@ -98,10 +99,6 @@ _OF_OPTIMIZERS: Mapping[str, str] = {
     ),
 }
 """What an optimizer has, where a call takes one, by names that it has here and elsewhere."""
-FREEZING_HINT = (
-    "freeze layers before training: layer.requires_grad_(False) in torch, layer.trainable = False in Keras; "
-    "graph.freeze('NODE') freezes a whole node"
-)
 _VALUES: Mapping[tuple[str, str], str] = {
     ("verbose", "progress"): "write progress='none', or 'auto'",
     ("shuffle", "sampler"): "rows are shuffled; sampler=SimpleSampler(32) keeps their order",

@@ -29,6 +29,11 @@ LIBRARIES = {"transformers": "anyaccel-transformers"}
 """By the top-level package of models that compute their own loss: what tells `fit` of them."""
 DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES)) | {*LIBRARIES.values()}
 """anyaccel's own distributions beside core; all have the same version."""
+FREEZING_HINT = (
+    "freeze layers before training: layer.requires_grad_(False) in torch, layer.trainable = False in Keras; "
+    "graph.freeze('NODE') freezes a whole node"
+)
+"""How to freeze layers in the frameworks where models do that themselves."""
 
 
 def foreign_module(obj: object, import_roots: Sequence[str]) -> str:

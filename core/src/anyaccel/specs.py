@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from anyaccel.call_hints import FREEZING_HINT, constructor_hints, meant_argument
+from anyaccel.call_hints import constructor_hints, meant_argument
 from anyaccel.errors import ConfigError, SpecError
 from anyaccel.formulas import AT_LEAST_0, LOSSES, OPTIMIZERS, REQUIRED, SCHEDULES, STEPS, Hyperparameter, between
+from anyaccel.install_hints import FREEZING_HINT
 from anyaccel.suggestions import did_you_mean
 
 _CLIPPING = ("clip_norm", "clip_value")

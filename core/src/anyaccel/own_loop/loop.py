@@ -120,7 +120,7 @@ MISPLACED_SETTINGS: Mapping[str, str] = {
         "write log='runs/a'; each tracker that is installed and turned on logs, too"
     ),
     "max_grad_norm max_norm clip_norm clipnorm grad_clip gradient_clip_val": (
-        "clip in your loop: loop.clip_grad_norm_(net, 1.0), or in the optimizer outside of torch"
+        "clip in your loop: loop.clip_grad_norm_(net, 1.0), or in the optimizer where a loop has no such call"
     ),
     "callbacks": "call them in your loop",
     "step": "your loop is the step",
@@ -253,7 +253,7 @@ class Loop(AttributeHints):
         "verify_device_map": "not needed: prepare() places whole models",
         "end_training": "not needed: each value is written when it is logged",
         "deepspeed_plugin fp8_backend lomo_backward deepspeed_ulysses_dl_adapter maybe_context_parallel "
-        "parallelism_config torch_device_mesh is_composable_parallelism_enabled tensor_parallel_rank "
+        "parallelism_config is_composable_parallelism_enabled tensor_parallel_rank "
         "pipeline_parallel_rank context_parallel_rank": "a Loop does not support it",
         "profile profiler": "write Loop(profile=aa.Profile((10, 20), 'traces'))",
         "trackers get_tracker init_trackers": (

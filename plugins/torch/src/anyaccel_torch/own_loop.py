@@ -61,6 +61,7 @@ class TorchLoop(Loop):
         "unscale_gradients": "write loop.clip_grad_norm_(net, 1.0), which unscales",
         "load_raw": "write net.load_state_dict(torch.load('net.pt')) before loop.prepare(net)",
         "init_module init_tensor": "write with torch.device(loop.device):",
+        "torch_device_mesh": "a Loop does not support it",
         **Loop.attribute_hints,
     }
 
