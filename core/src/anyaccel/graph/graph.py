@@ -600,9 +600,17 @@ class ModelGraph(AttributeHints):
         return _loaded(cls, folder, models, feature_sets, optimizer, allow, names, change, strict)
 
 
-def load_to_predict(
+def load_to_predict(folder: str | os.PathLike[str], **settings: Any) -> ModelGraph:
+    """Load a graph like `ModelGraph.load`; an optimizer of a framework that is not passed is left out, with its state.
+
+    The graph then predicts and evaluates; a training phase asks for an optimizer.
+    """
+    return _loaded(ModelGraph, folder, needs_optimizer=False, **settings)
+
+
+def _loaded(
+    cls: type[ModelGraph],
     folder: str | os.PathLike[str],
-    *,
     models: Mapping[str, Any] | None = None,
     feature_sets: Iterable[Any] = (),
     optimizer: Optimizer | str | type | None = None,
@@ -610,26 +618,6 @@ def load_to_predict(
     names: Names = None,
     change: Change | None = None,
     strict: bool = True,
-) -> ModelGraph:
-    """Load a graph like `ModelGraph.load`; an optimizer of a framework that is not passed is left out, with its state.
-
-    The graph then predicts and evaluates; a training phase asks for an optimizer.
-    """
-    return _loaded(
-        ModelGraph, folder, models, feature_sets, optimizer, allow, names, change, strict, needs_optimizer=False
-    )
-
-
-def _loaded(
-    cls: type[ModelGraph],
-    folder: str | os.PathLike[str],
-    models: Mapping[str, Any] | None,
-    feature_sets: Iterable[Any],
-    optimizer: Optimizer | str | type | None,
-    allow: Iterable[type],
-    names: Names,
-    change: Change | None,
-    strict: bool,
     needs_optimizer: bool = True,
 ) -> ModelGraph:
     manifest, arrays = saved_folder.read(folder, _PART, mapped=True)
