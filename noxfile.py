@@ -185,8 +185,12 @@ def install(session: nox.Session, *arguments: str) -> None:
 
 def hints_with(*modules: str) -> list[str]:
     """The tests of hints of which some need one of these modules; `features` runs them all, without a framework."""
-    asks = re.compile(rf'importorskip\("({"|".join(modules)})\b')
-    return [path for path in python_files("tests/hints") if asks.search((ROOT / path).read_text("utf-8"))]
+    return files_with("tests/hints", rf'importorskip\("({"|".join(modules)})\b')
+
+
+def files_with(folder: str, pattern: str) -> list[str]:
+    """The Python files right in a folder that have a text, as arguments."""
+    return [path for path in python_files(folder) if re.search(pattern, (ROOT / path).read_text("utf-8"))]
 
 
 def import_once(session: nox.Session) -> None:
@@ -335,12 +339,11 @@ def features(session: nox.Session) -> None:
     """
     install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
     check_no_framework(session)
-    own = [f"plugins/{name}/tests" for name in FEATURES if name not in TESTED_WITH]
-    session.run("pytest", *own, *spread(), *session.posargs)
+    session.run("pytest", *of_features(), *spread(), *session.posargs)
     session.run("pytest", *OF_KIT, *spread(), *session.posargs)
     session.run("pytest", *OF_NO_FRAMEWORK, *spread(), *session.posargs, env=ONE_THREAD)
     if not session.posargs:
-        take_away(session, own, sample=40)
+        take_away(session, sample=40)
 
 
 @nox.session(python=MAIN)
@@ -354,14 +357,19 @@ def schedulers(session: nox.Session) -> None:
 def apart(session: nox.Session) -> None:
     """Each feature is taken away in turn, and all tests of core and of the others run; `features` runs a sample."""
     install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
-    take_away(session, [f"plugins/{name}/tests" for name in FEATURES if name not in TESTED_WITH], sample=1)
+    take_away(session, sample=1)
 
 
-def take_away(session: nox.Session, tests: list[str], sample: int) -> None:
+def of_features() -> list[str]:
+    """The tests of the features that are tested with NumPy alone."""
+    return [f"plugins/{name}/tests" for name in FEATURES if name not in TESTED_WITH]
+
+
+def take_away(session: nox.Session, sample: int) -> None:
     """Uninstall each feature in turn, and run one in `sample` of core's tests and of the others', each time others."""
     for name in FEATURES:
         session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", f"anyaccel-{name}")
-        others = [path for path in tests if path != f"plugins/{name}/tests"]
+        others = [path for path in of_features() if path != f"plugins/{name}/tests"]
         part = {"ANYACCEL_TEST_SAMPLE": str(sample), "ANYACCEL_TEST_DRAW": name}
         session.run("pytest", "tests/core", *others, *spread(), env=part)
         install(session, "--no-deps", "--editable", f"plugins/{name}")
@@ -415,10 +423,16 @@ def backend(session: nox.Session, plugin: str) -> None:
 
 
 @nox.session(python=MAIN)
-@nox.parametrize("plugin", [nox.param(name, id=name) for name in PLUGINS])
+@nox.parametrize("plugin", [nox.param(name, id=name) for name in ("core", *PLUGINS)])
 def whole(session: nox.Session, plugin: str) -> None:
-    """All tests of which `backend` takes a sample, the kit over every kind of model among them."""
-    run_tests_of(session, plugin, {"ANYACCEL_TEST_FULL": "1"})
+    """All tests of which `backend` takes a sample, the kit over every kind of model among them; of core, `unit`'s."""
+    if plugin != "core":
+        run_tests_of(session, plugin, {"ANYACCEL_TEST_FULL": "1"})
+        return
+    install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
+    env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD}
+    session.run("pytest", "tests/core", *of_features(), *OF_KIT, *spread(), *session.posargs, env=env)
+    session.run("pytest", *OF_NO_FRAMEWORK, *spread(), *session.posargs, env=env)
 
 
 def run_tests_of(session: nox.Session, plugin: str, part: dict[str, str]) -> None:
@@ -450,14 +464,13 @@ def kits(session: nox.Session) -> None:
 
 @nox.session(python=MAIN)
 def mixed(session: nox.Session) -> None:
-    """All frameworks in one process, and one graph over several of them."""
-    install(session, *editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))
-    graphs = ("three_frameworks", "graph_machine", "schedules_across", "sources", "weighted_losses")
-    names = (*graphs, "resume_across", "resume_mapped", "precision", "replicas_across", "tabular_mlp")
-    tests = [f"tests/integration/test_{name}.py" for name in names]
-    tests.append("tests/integration/saved_0_1/test_saved_0_1.py::test_a_run_of_three_frameworks_goes_on")
+    """All frameworks in one process, and one graph over several of them: integration tests that `backend` skips."""
+    frameworks = ("torch", "jax", "tensorflow")
+    install(session, *editable(*frameworks, *FEATURES), *group("test", "guests", "sources", *frameworks))
+    folders = ("tests/integration", "tests/integration/saved_0_1", "tests/hints")
+    tests = [path for folder in folders for path in files_with(folder, r'mark\.across\b|\bthree: |"three"\)\n')]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
-    session.run("pytest", *tests, *hints_with("datasets", "tensorflow"), *spread(), *session.posargs, env=env)
+    session.run("pytest", *tests, "-m", "across", *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)

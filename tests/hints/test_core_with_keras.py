@@ -174,6 +174,7 @@ def test_steps_that_are_compiled(hint: Any) -> None:
     assert trained(graph(line()), aa.AppliedLoss(untraceable, on="net"), compile="off")
 
 
+@pytest.mark.across
 def test_the_framework_of_keras(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")  # which the NumPy backend of Keras imports
     with hint("KERAS_BACKEND makes Keras compute with {} here") as printed, monkeypatch.context() as patch:

@@ -391,6 +391,7 @@ def test_frames_of_pandas(hint: Any) -> None:
     assert aa.FeatureSet.from_pandas("data", df, ...).features == ("0", "1", "2")
 
 
+@pytest.mark.across
 def test_data_sets_of_hugging_face(hint: Any) -> None:
     datasets = pytest.importorskip("datasets")
     data = datasets.DatasetDict({"a": datasets.Dataset.from_dict({"x": [1.0, 2.0], "y": [0.0, 1.0]})})
@@ -639,6 +640,7 @@ def test_casts(hint: Any) -> None:
     assert DATA.cast({"x": "float64"}).array("x").dtype == "float64"
 
 
+@pytest.mark.across
 def test_tables_that_are_made_otherwise(hint: Any, tmp_path: Path) -> None:
     label, arrays, path = "data", {"x": X}, str(tmp_path / "x.parquet")
     pq.write_table(pa.table({"x": X[:, 0]}), path)

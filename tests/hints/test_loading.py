@@ -103,6 +103,7 @@ def test_labels_of_data(hint: Any) -> None:
     assert run(EvalPhase("test", data="all")).prediction("net").size  # without outputs
 
 
+@pytest.mark.across
 def test_splits_of_a_dataset(hint: Any) -> None:
     datasets = pytest.importorskip("datasets")
     rows = {"x": X.tolist(), "y": X[:, 0].tolist()}

@@ -133,6 +133,7 @@ def test_workers(hint: Any) -> None:
     assert len(read(IterableSource("data", Loader(num_workers=0), features="x"))) == 3
 
 
+@pytest.mark.across
 def test_forked_workers(hint: Any) -> None:
     DataLoader = pytest.importorskip("torch.utils.data").DataLoader
     pytest.importorskip("jax")
@@ -261,6 +262,7 @@ def test_frames_and_files_in_place_of_sources(hint: Any, tmp_path: Path) -> None
     assert len(aa.FeatureSet.from_pandas("data", df, features=["x"])) == 24
 
 
+@pytest.mark.across
 def test_data_sets_that_compute_rows(hint: Any) -> None:
     datasets = pytest.importorskip("datasets")
     label = "data"

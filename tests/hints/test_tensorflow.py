@@ -325,6 +325,7 @@ def test_classes_of_losses_of_keras(hint: Any) -> None:
         fit("SparseCategoricalCrossentropy", y.astype("float32"))
 
 
+@pytest.mark.across
 @pytest.mark.slow
 def test_exclusions_of_keras(hint: Any) -> None:
     pytest.importorskip("jax")
@@ -347,6 +348,7 @@ print(keras.backend.backend())
 """
 
 
+@pytest.mark.across
 @pytest.mark.slow
 def test_grouped_convolutions(hint: Any) -> None:
     pytest.importorskip("jax")

@@ -39,6 +39,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("framework", names)
 
 
+@pytest.hookimpl(tryfirst=True)  # before what `-m` leaves out is chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs three frameworks as a test of several."""
+    for item in items:
+        if "three" in getattr(item, "fixturenames", ()):
+            item.add_marker("across")
+
+
 @pytest.fixture(scope="session")
 def three() -> tuple[str, str, str]:
     """torch, JAX and TensorFlow; the session `mixed` requires all of them, others skip."""

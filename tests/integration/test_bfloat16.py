@@ -90,6 +90,7 @@ def test_a_step_rounds_as_by_hand(model: Any, framework: str) -> None:
     np.testing.assert_allclose(weights.astype("float32").reshape(3, 1), by_hand(), rtol=2e-2, atol=4e-3)
 
 
+@pytest.mark.shared
 def test_predictions_are_float32_in_arrays_metrics_and_tables(model: Any) -> None:
     phase = aa.EvalPhase("v", data="all", metrics=["accuracy", "roc_auc"])
     result = experiment(model).run_phase(phase)
@@ -133,6 +134,7 @@ def in_float64(loss: str, outputs: np.ndarray, targets: np.ndarray) -> float:
     return float(((outputs - wanted) ** 2).mean() if loss == "mse" else np.abs(outputs - wanted).mean())
 
 
+@pytest.mark.shared
 @pytest.mark.filterwarnings("ignore:.*are float16, in which:anyaccel.errors.NaNWarning")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("loss", TARGETS)

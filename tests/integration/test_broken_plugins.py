@@ -59,6 +59,7 @@ def check(framework: str, known: Registry, expected: dict[str, list[float]]) -> 
     assert [plugin.name for plugin in known.plugins if plugin.is_broken and not plugin.name.startswith("brk")] == []
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("name", NAMES)
 def test_a_framework_works_beside_a_broken_plugin(framework, name, beside, expected):
     if framework not in expected:
@@ -71,6 +72,7 @@ def test_a_framework_works_beside_a_broken_plugin(framework, name, beside, expec
         assert words in plugin.cause and plugin.hint
 
 
+@pytest.mark.shared
 def test_a_framework_works_beside_all_broken_plugins(framework, beside, expected):
     if framework not in expected:
         expected[framework] = losses(framework)

@@ -117,8 +117,13 @@ def assert_goes_on(make: Callable[[], aa.ModelGraph], folder: Path, ats: tuple[i
             np.testing.assert_array_equal(array, state[name], err_msg=name)
 
 
-@pytest.mark.parametrize("residency", ["resident", "streamed"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "residency"),
+    [
+        *(("torch", "resident"), ("torch", "streamed"), ("tensorflow", "resident"), ("jax", "streamed")),
+        *(pytest.param(*pair, marks=pytest.mark.whole) for pair in (("jax", "resident"), ("tensorflow", "streamed"))),
+    ],
+)
 def test_a_run_that_was_broken_off_goes_on_to_the_bit(kind: str, residency: str, tmp_path: Path) -> None:
     """Dropout, batch statistics, Adam and the best epoch among what goes on; after one step, and in a later epoch."""
 
@@ -207,6 +212,7 @@ def test_compiled_steps_go_on_to_the_bit(tmp_path: Path) -> None:
     assert_goes_on(make, tmp_path, (8,), compile="steps")
 
 
+@pytest.mark.across
 def test_a_graph_of_two_frameworks_goes_on_to_the_bit(tmp_path: Path) -> None:
     """torch before JAX, in steps that are computed one by one."""
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis_profiles import examples
 
 import anyaccel as aa
 from anyaccel.registry import registry
@@ -136,7 +137,7 @@ def machine(*frameworks: str) -> type[Machine]:
 
 def test_a_graph_of_one_framework_and_numpy(framework: str) -> None:
     run_state_machine_as_test(
-        machine(framework, "numpy"), settings=settings(max_examples=10, stateful_step_count=7, deadline=None)
+        machine(framework, "numpy"), settings=settings(max_examples=examples(10), stateful_step_count=7, deadline=None)
     )
 
 
@@ -144,5 +145,5 @@ def test_a_graph_of_one_framework_and_numpy(framework: str) -> None:
 def test_a_graph_of_all_frameworks() -> None:
     run_state_machine_as_test(
         machine("torch", "jax", "tensorflow", "numpy"),
-        settings=settings(max_examples=10, stateful_step_count=7, deadline=None),
+        settings=settings(max_examples=examples(10), stateful_step_count=7, deadline=None),
     )

@@ -156,6 +156,7 @@ def test_an_object_trains_as_fit_does(name: str, framework: str) -> None:
     check_equal(model, own)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("given", ["object", "class"])
 def test_rules_by_the_paths_of_variables_see_those_of_the_model(given: str) -> None:
     """Muon leaves embeddings, and what its patterns name, to Adam."""
@@ -191,6 +192,7 @@ def test_nodes_share_an_object_that_clips_by_the_norm_of_all() -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("compile_", ["off", "auto", "steps"])
 def test_a_rate_that_a_callback_changes_is_the_rate_of_the_next_epoch(compile_: Any, framework: str) -> None:
     if framework == "torch" and compile_ == "steps":

@@ -239,6 +239,7 @@ def check_as_fit(make: Callable[[], Any], x: np.ndarray, **settings: Any) -> Non
     np.testing.assert_allclose(seen, predicted, rtol=1e-4, atol=10 * atol)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(("make", "x"), MODELS)
 def test_a_graph_trains_what_fit_trains(make: Callable[[], Any], x: np.ndarray, framework: str) -> None:
     if framework == "jax" and make in (masked, images, attention):
@@ -248,11 +249,13 @@ def test_a_graph_trains_what_fit_trains(make: Callable[[], Any], x: np.ndarray, 
     check_as_fit(make, x)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("make", [adds_losses, constrained])
 def test_so_it_does_in_micro_batches(make: Callable[[], Any]) -> None:
     check_as_fit(make, X, sampler=aa.SimpleSampler(4, shuffle=False), accumulate=2)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("compile_", ["steps", "off"])
 def test_constraints_hold_in_compiled_and_in_single_steps(compile_: Any, framework: str) -> None:
     if framework == "torch" and compile_ == "steps":

@@ -274,6 +274,7 @@ def adds_losses_in_layers() -> Any:
     return keras.Model(inputs, layers.Dense(3, activity_regularizer=decay)(hidden))
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("make", [adds_losses, adds_losses_in_layers])
 def test_losses_that_a_model_adds_train_it_in_fit_as_in_keras(make: Callable[[], Any], framework: str) -> None:
     own, model = alike(make)

@@ -118,6 +118,7 @@ def no_threads() -> Any:
 # -- streamed ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("nbytes", [1, 2000])
 def test_streamed_training_equals_resident_training(
     framework: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +133,7 @@ def test_streamed_training_equals_resident_training(
         assert second.validation == pytest.approx(first.validation, rel=1e-12)
 
 
+@pytest.mark.shared
 def test_streamed_predictions_equal_resident_ones(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_factory, "BLOCK_BYTES", 1000)
     made = graph(framework)
@@ -149,6 +151,7 @@ def test_streamed_predictions_equal_resident_ones(framework: str, monkeypatch: p
 # -- accumulated -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(("optimizer", "residency"), [("adam", "streamed"), ("sgd", "resident")])
 def test_accumulated_batches_equal_one_large_batch(framework: str, optimizer: str, residency: str) -> None:
     reference, accumulated = graph(framework, name=optimizer), graph(framework, name=optimizer)
@@ -178,6 +181,7 @@ def test_training_that_runs_out_of_memory_gives_the_same_result(
     assert limited.optimizer_states["net"].step == 102
 
 
+@pytest.mark.shared
 def test_validation_that_runs_out_of_memory_gives_the_same_result(
     framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from . import graphs
 
 TOLERANCE = {"float64": 1e-9, "float32": 2e-4}
 HEALTH_CHECKS = [HealthCheck.function_scoped_fixture]
-SOME = settings(max_examples=15, deadline=None, suppress_health_check=HEALTH_CHECKS)  # compiling each example is slow
-FEW = settings(SOME, max_examples=6)
+# Compiling each example is slow.
+SOME = settings(max_examples=examples(15), deadline=None, suppress_health_check=HEALTH_CHECKS)
+FEW = settings(SOME, max_examples=examples(6))
 
 
 def trains(spec: object) -> bool:
@@ -52,6 +54,7 @@ def test_a_graph_of_two_frameworks_trains_as_in_numpy(framework: str, spec, owne
     assert_same(graphs.train(spec, "numpy"), graphs.train(spec, owners), spec.dtype)
 
 
+@pytest.mark.shared
 @FEW
 @given(spec=graphs.graph_specs())
 def test_reading_losses_in_every_step_changes_nothing(framework: str, spec) -> None:

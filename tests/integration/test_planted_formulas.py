@@ -160,6 +160,7 @@ TOYS: dict[str, tuple[dict[str, float], Callable[..., list[np.ndarray]]]] = {
 }
 
 
+@pytest.mark.shared
 @pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize("name", TOYS)
 @pytest.mark.parametrize("compile_", MODES)
@@ -179,6 +180,7 @@ def test_numpy_trains_by_the_entry(name: str) -> None:
     check_close(graph, by_hand(start))
 
 
+@pytest.mark.shared
 @pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize("compile_", ["off", "steps"])
 def test_what_it_keeps_is_continued(compile_: Any, framework: str) -> None:
@@ -194,6 +196,7 @@ def test_what_it_keeps_is_continued(compile_: Any, framework: str) -> None:
     check_close(again, weights(whole))
 
 
+@pytest.mark.shared
 @pytest.mark.usefixtures("planted")
 def test_its_groups_have_settings_of_their_own(framework: str) -> None:
     groups = {"*bias": {"share": 0.0}}
@@ -219,6 +222,7 @@ def test_its_settings_are_checked() -> None:
         aa.Schedule("sawtooth")
 
 
+@pytest.mark.shared
 @pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize("compile_", MODES)
 def test_a_loss_is_one_entry(compile_: Any, framework: str) -> None:
@@ -227,6 +231,7 @@ def test_a_loss_is_one_entry(compile_: Any, framework: str) -> None:
     check_close(graph, by_numpy(start, lambda g, t: -RATE * g, lambda error: 3 * error * np.abs(error)))
 
 
+@pytest.mark.shared
 @pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize("compile_", ["off", "steps"])
 def test_a_loss_is_weighted(compile_: Any, framework: str) -> None:
@@ -245,6 +250,7 @@ def test_a_loss_is_weighted(compile_: Any, framework: str) -> None:
     check_close(graph, [kernel, bias])
 
 
+@pytest.mark.shared
 @pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize("compile_", MODES)
 def test_a_planted_schedule_is_followed(compile_: Any, framework: str) -> None:
@@ -262,6 +268,7 @@ class Halving(aa.Optimizer):
         return self.lr * 0.5**step
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("compile_", MODES)
 def test_a_rate_of_a_derived_spec_is_followed(compile_: Any, framework: str) -> None:
     graph, start = built(framework, Halving("sgd", lr=RATE))
@@ -280,6 +287,7 @@ def test_replicas_train_by_the_entry(name: str) -> None:
     check_close(graph, by_hand(start, lambda t: 1 - 0.5 * (t % 3) / 3))
 
 
+@pytest.mark.shared
 def test_a_metric_is_one_entry(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worst = named.NamedMetric(lambda outputs, targets: float(np.abs(outputs - targets).max()))
     monkeypatch.setitem(named.METRICS, "worst", worst)  # type: ignore[misc]
@@ -289,6 +297,7 @@ def test_a_metric_is_one_entry(framework: str, monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_allclose(value, np.abs(X @ start[0] + start[1] - Y).max(), rtol=1e-5)
 
 
+@pytest.mark.shared
 @pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize("compile_", ["off", "steps"])
 def test_a_loss_of_classes_is_one_entry(compile_: Any, framework: str) -> None:
@@ -311,6 +320,7 @@ def test_a_loss_of_classes_is_one_entry(compile_: Any, framework: str) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("compile_", ["off", "steps"])
 def test_weights_that_are_all_0_are_no_silent_nan(compile_: Any, framework: str) -> None:
     graph, start = built(framework, aa.Optimizer("adam", lr=RATE), weight=np.zeros(32))
@@ -345,6 +355,7 @@ def sample(framework: str, model: str, loss: str, **settings: Any) -> np.ndarray
     return graph.run(phase, progress="none").losses()
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("loss", formulas.LOSSES)
 @pytest.mark.parametrize("model", MODELS)
 def test_named_models_and_losses_are_the_same_in_every_path(model: str, loss: str, framework: str) -> None:
@@ -357,6 +368,7 @@ def test_samples_have_every_named_model(framework: str) -> None:
     assert MODELS.keys() == registry().computing(framework).models().keys()
 
 
+@pytest.mark.shared
 def test_a_model_is_one_entry(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is saved by its name, trains compiled as it does uncompiled, and is refused where it is not known."""
     backend: Any = registry().computing(framework)

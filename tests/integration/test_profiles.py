@@ -82,6 +82,7 @@ def test_programs_with_the_same_instructions_are_told_apart(tmp_path, library):
     assert len(experiments) == 3  # what they have compiled is alive
 
 
+@pytest.mark.across
 def test_each_framework_of_a_graph_writes_its_own_trace(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("jax")

@@ -29,6 +29,7 @@ def trained(folder: Path, size: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
+@pytest.mark.across
 @pytest.mark.slow
 def test_two_programs_of_torch_around_jax_have_the_numbers_of_one_process(tmp_path: Path) -> None:
     (alone,) = trained(tmp_path / "one", 1)

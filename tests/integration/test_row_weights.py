@@ -94,7 +94,9 @@ def test_yes_or_no_is_weighted_alike():
     np.testing.assert_allclose(trained(data, "binary_cross_entropy", 1, class_weights="balanced"), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow"])
+@pytest.mark.parametrize(
+    "name", ["torch", *(pytest.param(name, marks=pytest.mark.across) for name in ("jax", "tensorflow"))]
+)
 def test_every_framework_weighs_alike(name):
     pytest.importorskip(name)
     settings = {"target": "y", "epochs": 2, "sampler": aa.SimpleSampler(BATCH, shuffle=False), "progress": "none"}

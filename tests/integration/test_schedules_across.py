@@ -69,6 +69,7 @@ def assert_trains_like_numpy(frameworks: tuple[str, str, str], schedule: str) ->
         np.testing.assert_allclose(actual_weights[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_framework_alternates_like_numpy(framework: str, schedule: str) -> None:
     assert_trains_like_numpy((framework,) * 3, schedule)

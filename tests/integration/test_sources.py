@@ -200,6 +200,7 @@ def test_workers_end_when_an_epoch_is_abandoned(torch: Any) -> None:
     assert len(made.example) == 3
 
 
+@pytest.mark.across
 @pytest.mark.parametrize("threaded", ["jax", "tensorflow"])
 def test_forks_beside_threads_are_refused(torch: Any, threaded: str) -> None:
     pytest.importorskip(threaded)
@@ -297,6 +298,7 @@ def table(hf: Any) -> Any:
     return hf.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()}, features=features)
 
 
+@pytest.mark.across
 def test_a_data_set_of_hugging_face_is_a_feature_set(hf: Any) -> None:
     given = table(hf)
     made = FeatureSet.from_arrow("s", given, "x", "y")
@@ -311,6 +313,7 @@ def test_a_data_set_of_hugging_face_is_a_feature_set(hf: Any) -> None:
         source(given)
 
 
+@pytest.mark.across
 def test_selected_rows_and_memory_mapped_files_are_read(hf: Any, tmp_path: Path) -> None:
     given = table(hf)
     for chosen in (given.shuffle(seed=1), given.select([5, 1, 3]), given.filter(lambda row: row["y"] > 7)):
@@ -323,6 +326,7 @@ def test_selected_rows_and_memory_mapped_files_are_read(hf: Any, tmp_path: Path)
     assert np.array_equal(formatted.array("x"), X)
 
 
+@pytest.mark.across
 def test_array_types_of_hugging_face_are_kept(hf: Any) -> None:
     features = hf.Features({"image": hf.Array2D((2, 3), "float32"), "pair": hf.List(hf.Value("int16"), length=2)})
     images = np.arange(24, dtype="float32").reshape(4, 2, 3)
@@ -332,6 +336,7 @@ def test_array_types_of_hugging_face_are_kept(hf: Any) -> None:
     assert [str(made.spec(name)) for name in made.columns] == ["float32[2, 3]", "int16[2]"]
 
 
+@pytest.mark.across
 def test_a_stream_of_hugging_face_gets_the_epoch(hf: Any) -> None:
     stream = table(hf).to_iterable_dataset().shuffle(seed=2, buffer_size=ROWS).with_format("numpy").batch(5)
     made = as_source("s", stream, LIKE)
@@ -343,6 +348,7 @@ def test_a_stream_of_hugging_face_gets_the_epoch(hf: Any) -> None:
         rows(source(table(hf).to_iterable_dataset()))
 
 
+@pytest.mark.across
 def test_transforms_of_hugging_face_are_applied(hf: Any) -> None:
     given = table(hf).with_transform(lambda rows: {"x": list(2 * np.array(rows["x"], "float32")), "y": rows["y"]})
     made = MapSource("s", given, features="x", target="y")

@@ -94,6 +94,7 @@ def trained(graph: aa.ModelGraph, data: Any, **settings: Any) -> Any:
     return aa.Experiment("e", graph, progress="none").run_phase(aa.TrainPhase("t", data=data, **settings))
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("kind", GIVEN)
 def test_any_source_trains_every_framework(framework: str, kind: str) -> None:
     expected = trained(graph_of(framework), DATA)
@@ -112,6 +113,7 @@ def test_training_settings_apply_to_sources(framework: str, settings: dict[str, 
     assert [each.steps for each in actual.epochs] == [each.steps for each in expected.epochs]
 
 
+@pytest.mark.shared
 def test_validation_and_evaluation(framework: str) -> None:
     validation = aa.EvalPhase("v", data=loader(), metrics=["r2"])
     graph = graph_of(framework)
@@ -291,6 +293,7 @@ def test_workers_that_stay_beside_tf_data() -> None:
     assert workers_end()
 
 
+@pytest.mark.across
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
 def test_forks_beside_threads_are_refused() -> None:
     pytest.importorskip("jax")

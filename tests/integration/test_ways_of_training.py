@@ -41,6 +41,7 @@ def trained(framework: str, data: aa.FeatureSet, optimizer: aa.Optimizer, **sett
     return aa.Experiment("ways", graph, progress="none").run_phase(phase)
 
 
+@pytest.mark.shared
 def test_a_function_as_a_schedule_is_the_named_schedule(framework: str, data: aa.FeatureSet) -> None:
     named = aa.Schedule("exponential", rate=0.9, warmup=3)
     same = aa.Schedule(lambda step: 0.9**step, warmup=3)
@@ -48,6 +49,7 @@ def test_a_function_as_a_schedule_is_the_named_schedule(framework: str, data: aa
     assert list(results[1].loss) == list(results[0].loss)
 
 
+@pytest.mark.shared
 def test_reduce_on_plateau_is_numpys_and_compiles_nothing_anew(framework: str, data: aa.FeatureSet) -> None:
     results = []
     for each in ("numpy", framework):
@@ -59,6 +61,7 @@ def test_reduce_on_plateau_is_numpys_and_compiles_nothing_anew(framework: str, d
     assert not [message for message in messages if "dropped" in message]
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(("name", "compile_mode"), [("adamw", "off"), ("adamw", "steps"), ("sgd", "off")])
 def test_groups_of_parameters_are_numpys(framework: str, name: str, compile_mode: str, data: aa.FeatureSet) -> None:
     model = graph_of(framework, data, aa.Optimizer("sgd"))["net"].model
@@ -73,6 +76,7 @@ def test_groups_of_parameters_are_numpys(framework: str, name: str, compile_mode
     assert abs(results[1].loss[-1] / usual.loss[-1] - 1) > 1e-3  # the groups do matter here
 
 
+@pytest.mark.shared
 def test_a_shared_model_and_a_state_with_groups_continue(framework: str, data: aa.FeatureSet) -> None:
     spec = aa.Optimizer("adamw", lr=0.05, weight_decay=0.3, groups={"*bias": {"weight_decay": 0.0}})
     losses = [aa.AppliedLoss("mse", on="net")]
@@ -99,6 +103,7 @@ def mean(outputs: Any, targets: Any) -> Any:
     return total(outputs, targets) / len(targets)
 
 
+@pytest.mark.shared
 def test_a_sum_is_told_of_where_batches_are_accumulated_and_a_mean_is_not(framework: str, data: aa.FeatureSet) -> None:
     if framework == "mlx":
         pytest.skip("it takes named losses only")
@@ -116,6 +121,7 @@ def test_a_sum_is_told_of_where_batches_are_accumulated_and_a_mean_is_not(framew
         run(mean)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("on_nan", ["warn", "stop", "ignore"])
 @pytest.mark.parametrize("compile_mode", ["off", "auto"])
 def test_a_loss_that_is_infinite_is_told_with_node_and_step(framework: str, on_nan: str, compile_mode: str) -> None:
@@ -144,6 +150,7 @@ class Every(aa.Callback):
         self.heard.append((run.epoch, run.step, run.step_losses()["net"]))
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_listener_hears_of_every_nth_step_with_the_mean_loss_of_these(
     framework: str, n: int, data: aa.FeatureSet
@@ -157,6 +164,7 @@ def test_a_listener_hears_of_every_nth_step_with_the_mean_loss_of_these(
     np.testing.assert_allclose([loss for _, _, loss in every.heard], losses.mean(-1).ravel(), rtol=1e-4)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("decay", [0.8, None])
 def test_averages_of_weights_are_numpys(framework: str, decay: float | None, data: aa.FeatureSet) -> None:
     found = []
@@ -185,6 +193,7 @@ class _Graphs(aa.Callback):
         self.graphs.append(run.graph)
 
 
+@pytest.mark.shared
 def test_a_range_test_of_rates_is_numpys_and_leaves_the_graph_as_it_was(framework: str, data: aa.FeatureSet) -> None:
     graphs = [graph_of(name, data, aa.Optimizer("adam")) for name in ("numpy", framework)]
     aa.copy_weights(*(graph["net"].model for graph in graphs))

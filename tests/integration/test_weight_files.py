@@ -22,6 +22,7 @@ def predictions(graph: aa.ModelGraph) -> np.ndarray:
     return np.asarray(results.prediction("net"))
 
 
+@pytest.mark.across
 @pytest.mark.parametrize(("source", "target"), [("torch", "jax"), ("jax", "tensorflow"), ("tensorflow", "torch")])
 def test_specs_of_one_model_have_one_layout_in_every_framework(source: str, target: str, tmp_path) -> None:
     """All layers are square: a transposed one would fit."""
@@ -35,6 +36,7 @@ def test_specs_of_one_model_have_one_layout_in_every_framework(source: str, targ
     np.testing.assert_allclose(predictions(after), predictions(before), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.across
 def test_square_layers_of_torch_are_not_loaded_into_flax_untransposed(tmp_path) -> None:
     torch, linen = pytest.importorskip("torch"), pytest.importorskip("flax.linen")
     torch.manual_seed(0)
@@ -57,6 +59,7 @@ def test_square_layers_of_torch_are_not_loaded_into_flax_untransposed(tmp_path) 
     np.testing.assert_allclose(predictions(after), predictions(before), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.across
 def test_square_layers_are_not_copied_untransposed() -> None:
     torch, linen = pytest.importorskip("torch"), pytest.importorskip("flax.linen")
     net, flax = graph_of(torch.nn.Linear(4, 4)), graph_of(linen.Dense(4))

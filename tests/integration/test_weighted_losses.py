@@ -49,6 +49,7 @@ def trained(frameworks: tuple[str, str], size: int, accumulate: int) -> tuple[li
     return list(losses), evaluated.losses, graph.state()
 
 
+@pytest.mark.across
 @pytest.mark.parametrize("frameworks", [("torch", "jax"), ("jax", "tensorflow"), ("tensorflow", "torch")])
 def test_accumulated_batches_over_two_frameworks_are_one_batch_of_what_counts(frameworks):
     for framework in {"torch", *frameworks}:

@@ -44,3 +44,39 @@ def test_another_draw_is_another_part(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [sampling.number_of(case) for case in CASES]
     monkeypatch.setattr(sampling, "DRAW", "another")
     assert len(set(before)) == len(CASES) and not set(before) & {sampling.number_of(case) for case in CASES}
+
+
+def marked(*arguments: int, case: str = "case 0", name: str = "sampled") -> Any:
+    """A test that is marked `sampled(*arguments)`, or otherwise."""
+    mark = {name: SimpleNamespace(args=arguments)}
+    named = f"test_it[{case}]"
+    return SimpleNamespace(
+        nodeid=f"test_it.py::{named}", name=named, originalname="test_it", parent=0, get_closest_marker=mark.get
+    )
+
+
+@pytest.fixture
+def in_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"IS_SHARED": False, "IS_FULL": False, "OF_ALL": 1, "OF_FILES": 1}.items():
+        monkeypatch.setattr(sampling, name, value)
+
+
+@pytest.mark.usefixtures("in_the_check")
+def test_parts_of_a_sample_are_apart_and_together_all() -> None:
+    for case in CASES:
+        assert [sampling.is_chosen(marked(3, part, case=case)) for part in range(3)].count(True) == 1
+
+
+@pytest.mark.usefixtures("in_the_check")
+def test_a_sample_has_one_of_each_function() -> None:
+    items = [marked(10_000, case=case) for case in CASES]
+    assert not any(map(sampling.is_chosen, items))
+    assert len(sampling.first_of_each(items)) == 1
+    assert sampling.first_of_each([marked(1, case=case) for case in CASES]) == []  # they run anyway
+
+
+@pytest.mark.usefixtures("in_the_check")
+def test_what_is_left_to_the_whole_runs_with_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not sampling.is_chosen(marked(name="whole"))
+    monkeypatch.setattr(sampling, "IS_FULL", True)
+    assert sampling.is_chosen(marked(name="whole")) and sampling.is_chosen(marked(10_000))

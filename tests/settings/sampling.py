@@ -1,7 +1,10 @@
 """Takes a part of the tests, the same in every run; ANYACCEL_TEST_FULL=1 takes all.
 
-Of tests marked `sampled`, one in eight is run. With ANYACCEL_TEST_SHARED=1, as in the sessions `backend` of nox, each
-of those marked `shared` is run with one of the frameworks.
+Of tests marked `sampled`, one in eight is run, and of those marked `sampled(n)` one in n, but at least one of each
+function; `sampled(n, part)` takes another of the n parts, so that several distributions share the tests of one name.
+Those marked `whole`, or parameters so marked, are left out.
+With ANYACCEL_TEST_SHARED=1, as in the sessions `backend` of nox, each of those marked `shared` is run with one of the
+frameworks.
 ANYACCEL_TEST_SAMPLE=40 takes one in 40 of all tests, and opens one file in four for it, as reading thousands of tests
 takes longer than running a few; ANYACCEL_TEST_DRAW, any text, gives another part of the same size.
 """
@@ -17,7 +20,7 @@ from zlib import crc32
 import pytest
 
 IS_FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
-OF_MARKED = 1 if IS_FULL else 8
+OF_MARKED = 8
 """Of how many tests marked `sampled` one is run: most of them are the same for each kind of model."""
 IS_SHARED = bool(os.environ.get("ANYACCEL_TEST_SHARED")) and not IS_FULL
 FRAMEWORKS = ("torch", "jax", "tensorflow")
@@ -39,24 +42,68 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests that are not in the sample."""
-    left_out = {item for item in items if not is_chosen(item)}
+    chosen = {item for item in items if is_chosen(item)} | set(first_of_each(items))
+    left_out = [item for item in items if item not in chosen]
     if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item in chosen]
+
+
+def first_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
+    """One test of each function that is marked `sampled(n)` of which else none would be run."""
+    groups: dict[Any, list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if (
+            mark
+            and len(mark.args) == 1
+            and not item.get_closest_marker("whole")
+            and is_of_sample(item)
+            and is_of_framework(item)
+        ):
+            groups.setdefault((item.parent, getattr(item, "originalname", item.name)), []).append(item)
+    return [
+        min(group, key=lambda item: number_of(item.name)) for group in groups.values() if not any(map(is_chosen, group))
+    ]
 
 
 def is_chosen(item: Any) -> bool:
     """Whether a test is in the sample, which is the same in every run."""
-    number = number_of(item.nodeid.rpartition("/")[2])
-    if number % (OF_ALL // OF_FILES) or (item.get_closest_marker("sampled") and number % OF_MARKED):
-        return False
-    shared = item.get_closest_marker("shared")
-    if not IS_SHARED or not shared:
+    return is_of_sample(item) and is_marked_to_run(item) and is_of_framework(item)
+
+
+def is_of_sample(item: Any) -> bool:
+    """Whether a test is in the sample of all tests."""
+    return number_of(item.nodeid.rpartition("/")[2]) % (OF_ALL // OF_FILES) == 0
+
+
+def is_marked_to_run(item: Any) -> bool:
+    """Whether a test is marked neither `whole` nor `sampled`, or is in the part of the latter that is run."""
+    mark = item.get_closest_marker("sampled")
+    if IS_FULL:
         return True
-    call, frameworks = item.callspec, shared.args or FRAMEWORKS
-    framework = call.params["framework"]
+    if item.get_closest_marker("whole"):
+        return False
+    if not mark:
+        return True
+    count, part = (*mark.args, *(OF_MARKED, 0)[len(mark.args) :])
+    return number_of(item.name if mark.args else item.nodeid.rpartition("/")[2]) % count == part
+
+
+def is_of_framework(item: Any) -> bool:
+    """Whether a test is none that is marked `shared`, or is dealt to its framework."""
+    shared = item.get_closest_marker("shared")
+    call = getattr(item, "callspec", None)
+    if not IS_SHARED or not shared or call is None or "framework" not in call.params:
+        return True
+    framework, frameworks = call.params["framework"], shared.args or FRAMEWORKS
     others = f"{item.originalname}[{call.id.replace(framework, '', 1)}]"  # the same whatever the framework
     return framework not in FRAMEWORKS or frameworks[number_of(others) % len(frameworks)] == framework
+
+
+def sampled(suite: dict[str, type], count: int, part: int = 0) -> dict[str, type]:
+    """Classes of tests, of which one test in `count` is run: the one of this part."""
+    return {name: pytest.mark.sampled(count, part)(tests) for name, tests in suite.items()}
 
 
 def number_of(name: str) -> int:

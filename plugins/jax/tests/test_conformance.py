@@ -7,6 +7,7 @@ import os
 import jax
 import jax.numpy as jnp
 import pytest
+from sampling import sampled
 
 import anyaccel_jax as ours
 from anyaccel_devtools.testing import Subject, model_suite, suite
@@ -185,4 +186,5 @@ FURTHER = {
     **model_suite(OfEquinox, "Equinox"),
     **model_suite(OfKeras, "Keras"),
 }
-globals().update(suite(Jax) | {name: pytest.mark.sampled(tests) for name, tests in FURTHER.items()})
+# In the check each test of the kit runs over one framework of three; the session `kits` runs all.
+globals().update(sampled(suite(Jax), 3, 0) | sampled(FURTHER, 24, 0))

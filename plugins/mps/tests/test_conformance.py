@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sampling import sampled
 
 from anyaccel_devtools.testing import suite
 from anyaccel_mps.conformance import MpsSubject
@@ -21,9 +22,7 @@ class OnCpu(MpsSubject):
         return cpu_backend
 
 
-ON_CPU = suite(OnCpu, "OnCpu")
-OF_STEPS = "TestOnCpuMultiStep"  # loops that torch compiles for the CPU, as in the tests of its own plugin
-globals().update(ON_CPU | {OF_STEPS: pytest.mark.sampled(ON_CPU[OF_STEPS])})
+globals().update(sampled(suite(OnCpu, "OnCpu"), 6))  # most is torch's, as in the tests of its own plugin
 
 if torch.backends.mps.is_available():
     globals().update(suite(Mps))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from anyaccel.data import FeatureSet
 from anyaccel.errors import TransformError
@@ -202,7 +203,7 @@ def test_a_log_of_zero_is_reported() -> None:
         example().fit_transform(log, "count", fit_on="train")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["StandardScaler", "MinMaxScaler", "RobustScaler"]), st.integers(2, 12))
 def test_scalers_of_whatever_data(seed: int, name: str, n: int) -> None:
     fs = example(seed, n)

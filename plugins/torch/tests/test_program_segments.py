@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -117,7 +118,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Node], list[Term], list[Optimizer]]:
     return nodes, terms, [Optimizer(draw(st.sampled_from(["adam", "momentum"])), lr=0.01) for _ in range(2)]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(problem=problems())
 def test_segment_equals_plain_torch(problem: tuple[list[Node], list[Term], list[Optimizer]]) -> None:
     nodes, terms, recipes = problem

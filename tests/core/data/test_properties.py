@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from hypothesis_profiles import examples
 
 from anyaccel.data import FeatureSet, SimpleSampler, joined_array, joined_spec
 from anyaccel.errors import SplitError
@@ -84,7 +85,7 @@ def test_batches_add_up(n: int, size: int, drop: bool) -> None:
     assert SimpleSampler(size, drop_last=drop).steps(n) == -(-(full * size + last) // size)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.sampled_from([(), (1,), (2,), (3,)]), min_size=1, max_size=4), st.integers(1, 5))
 def test_joined_arrays_have_the_joined_shape(shapes: list[tuple[int, ...]], n: int) -> None:
     data = {f"c{i}": np.full((n, *shape), i, np.float32) for i, shape in enumerate(shapes)}

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from anyaccel import Callback, ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode, SequentialMLP
 from anyaccel.numpy_backend import simulate
@@ -69,7 +70,7 @@ def expected(plan, outputs):
     return numbers, nbytes
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(graphs())
 def test_nothing_crosses_in_the_loop_but_what_the_plan_lists(nodes):
     with simulate(2) as devices:
@@ -86,7 +87,7 @@ def test_nothing_crosses_in_the_loop_but_what_the_plan_lists(nodes):
                 assert traffic.nbytes == nbytes[key] * ROWS, (key, str(result.plan))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
 @given(graphs(), st.sampled_from(PLACES))
 def test_what_is_computed_does_not_depend_on_where(nodes, place):
     def predictions(nodes):

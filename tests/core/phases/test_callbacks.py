@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from anyaccel import Experiment, Optimizer
 from anyaccel.errors import PhaseError
@@ -72,7 +73,7 @@ def test_it_stops_after_so_many_epochs_without_a_better_figure(figures, settings
         assert result.stop_reason in ("", wanted)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     figures=st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0, math.nan]), min_size=1, max_size=8),
     patience=st.integers(1, 3),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from anyaccel import AppliedLoss, SimpleSampler
 from anyaccel.adapter import ArrayProgram
@@ -249,7 +250,7 @@ def test_auto_compiles_exactly_if_the_steps_left_pay_for_it(
         assert compared(programs, steps) <= limit + 4 * each / seconds, (factor, compared(programs, steps))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.floats(1e-5, 0.5),
     st.floats(0.01, 0.99),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from anyaccel import AppliedLoss
 from anyaccel.adapter import VjpResult
@@ -139,7 +140,7 @@ def test_the_hint_of_a_metric_that_fits_only_one_node_works(several, experiment)
 # -- predictions -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.integers(1, 30), seed=st.integers(0, 9), where=st.sampled_from(["cpu", "sim:0"]))
 def test_predictions_come_in_the_order_of_the_data(batch, seed, where, sims, table, line, experiment):
     rows = table(24)

@@ -1,18 +1,18 @@
 """Any sequence of phases, interrupts, moves and changes of a graph equals the same sequence on the plain CPU.
 
-A sample of them is run; ANYACCEL_TEST_FULL=1 runs twice as many.
+A sample of them is run; ANYACCEL_TEST_FULL=1 runs four times as many.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 
 import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis_profiles import examples
 
 from anyaccel import AppliedLoss
 from anyaccel import registry as registry_module
@@ -251,6 +251,6 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert len(self.ours.history) == self.runs
 
 
-EXAMPLES = 40 if os.environ.get("ANYACCEL_TEST_FULL") else 20
+EXAMPLES = examples(40)
 LifecycleMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=15, phases=[Phase.generate])
 TestLifecycle = LifecycleMachine.TestCase

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from anyaccel import AppliedLoss
 from anyaccel.adapter import VjpResult
@@ -96,7 +97,7 @@ def test_a_second_run_goes_on_with_the_orders_of_the_first():
     assert recorded(20, sampler, epochs=2, runs=3) == recorded(20, sampler, epochs=6)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(2, 40), st.integers(1, 12), st.booleans(), st.booleans())
 def test_every_epoch_has_every_row_but_those_of_a_dropped_batch(n, size, shuffle, drop):
     size = min(size, n)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multiple, rule
+from hypothesis_profiles import examples
 
 from anyaccel import accelerator, placement
 from anyaccel.device import Device
@@ -101,4 +102,4 @@ class PlacementMachine(RuleBasedStateMachine):
 
 
 TestPlacement = PlacementMachine.TestCase
-TestPlacement.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestPlacement.settings = settings(max_examples=examples(60), stateful_step_count=20, deadline=None)

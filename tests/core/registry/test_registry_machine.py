@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis_profiles import examples
 
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, FrameworkError, NoBackendError
@@ -116,4 +117,4 @@ class RegistryMachine(RuleBasedStateMachine):
 
 
 TestRegistry = RegistryMachine.TestCase
-TestRegistry.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestRegistry.settings = settings(max_examples=examples(60), stateful_step_count=15, deadline=None)

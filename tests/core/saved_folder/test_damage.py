@@ -20,7 +20,7 @@ from anyaccel.cli.checkpoint import verification
 from anyaccel.errors import AnyaccelError, StateError
 from anyaccel.phases.checkpointing import run_folder
 
-BITS = 2000 if os.environ.get("ANYACCEL_TEST_FULL") else 200
+BITS = 2000 if os.environ.get("ANYACCEL_TEST_FULL") else 100
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 import anyaccel as aa
 from anyaccel import saved_folder
@@ -30,8 +31,8 @@ from anyaccel.errors import AnyaccelError, ConfigError, StateError
 from anyaccel.saved_folder import tensor_file
 
 LARGEST = 32 * 2**20
-EXAMPLES = 3000 if os.environ.get("ANYACCEL_TEST_FULL") else 60
-several = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = 3000 if os.environ.get("ANYACCEL_TEST_FULL") else 30
+several = settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 DELETED = object()
 NAMES = ("../x", "/etc/passwd", "C:\\x", "CON", "os:system", "__import__('os').system('true')", "\ud800", "x" * 3000)
 DEEP: list = []

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
 from anyaccel.graph.drawing.diagram import Arrow, Box, Diagram
@@ -192,7 +193,7 @@ def check(sizes: dict, edges: list) -> Layout:
     return layout
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(0, 10**6), st.integers(1, 25))
 def test_boxes_do_not_overlap_and_lines_pass_between_them(seed, n):
     check(*random_graph(seed, n))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from anyaccel.errors import ConfigError, OutOfMemoryError
 from anyaccel_offload.planner import Block, BlockPlan, DeviceSpec, Edge, OffloadTier, plan_blocks
@@ -96,7 +97,7 @@ def problems(draw: Any, *, grouped: bool = False) -> tuple[list[Block], list[Dev
     return blocks, devices
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(problems(), st.sampled_from(["throughput", "latency"]))
 def test_a_chain_is_placed_at_least_as_well_as_any_contiguous_split(
     problem: tuple[list[Block], list[DeviceSpec]], objective: str
@@ -123,7 +124,7 @@ def test_a_chain_is_placed_at_least_as_well_as_any_contiguous_split(
         assert made.seconds <= best * (1 + 1e-9)  # better where blocks that follow each other are apart
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(problems(grouped=True), st.randoms(use_true_random=False))
 def test_a_graph_is_placed_within_its_bounds_and_never_spills_where_it_fits(
     problem: tuple[list[Block], list[DeviceSpec]], generator: Any

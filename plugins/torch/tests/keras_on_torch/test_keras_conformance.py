@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from sampling import sampled
 
 from anyaccel_devtools.testing import suite
 from anyaccel_torch.conformance import TorchSubject, train_step
@@ -135,4 +136,4 @@ def _holding(model: Any) -> Any:
 
 
 FURTHER = suite(Subclassed, "Subclassed") | suite(Holding, "Holding")
-globals().update(suite(Keras, "Keras") | {name: pytest.mark.sampled(tests) for name, tests in FURTHER.items()})
+globals().update(sampled(suite(Keras, "Keras"), 9, 1) | sampled(FURTHER, 24, 9))

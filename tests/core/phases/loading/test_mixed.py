@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from anyaccel import AppliedLoss, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode, TrainPhase
 from anyaccel.device import Device
@@ -151,7 +152,7 @@ def test_less_is_copied_than_where_all_columns_are_streamed():
     assert copied["resident"] < copied["mixed"]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     widths=st.lists(st.integers(1, 30), min_size=1, max_size=3),
     part=st.floats(0.3, 1.4),
