@@ -214,6 +214,7 @@ def test_validation_that_runs_out_of_memory_gives_the_same_result(
     "settings", [{"residency": "streamed"}, {"size": 8, "accumulate": 2}], ids=["streamed", "parts"]
 )
 @pytest.mark.parametrize("after", [None, 0, 4])
+@pytest.mark.sampled(6)
 def test_limits_change_nothing_in_a_graph_of_three_frameworks(
     three: tuple[str, str, str], after: int | None, settings: dict[str, Any], full: Callable[..., None]
 ) -> None:

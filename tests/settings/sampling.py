@@ -54,17 +54,16 @@ def first_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
     groups: dict[Any, list[pytest.Item]] = {}
     for item in items:
         mark = item.get_closest_marker("sampled")
-        if (
-            mark
-            and len(mark.args) == 1
-            and not item.get_closest_marker("whole")
-            and is_of_sample(item)
-            and is_of_framework(item)
-        ):
+        if mark and len(mark.args) == 1 and is_left_to_the_sample(item):
             groups.setdefault((item.parent, getattr(item, "originalname", item.name)), []).append(item)
     return [
         min(group, key=lambda item: number_of(item.name)) for group in groups.values() if not any(map(is_chosen, group))
     ]
+
+
+def is_left_to_the_sample(item: Any) -> bool:
+    """Whether nothing but a mark `sampled` may leave a test out."""
+    return not item.get_closest_marker("whole") and is_of_sample(item) and is_of_framework(item)
 
 
 def is_chosen(item: Any) -> bool:
