@@ -84,7 +84,8 @@ if shutil.which("uv") or find_spec("uv"):
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(version)] or [RUNNING]
 # Small networks crawl where the threads of several processes share a core.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# And each process in which torch compiles would start another for each core, that imports torch.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that a test runs in
 WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
 OF_KIT = ("tests/packaging", "tests/contract", "tests/hints", "--ignore=tests/packaging/test_wheels.py")

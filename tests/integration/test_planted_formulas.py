@@ -356,6 +356,7 @@ def sample(framework: str, model: str, loss: str, **settings: Any) -> np.ndarray
 
 
 @pytest.mark.shared
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", formulas.LOSSES)
 @pytest.mark.parametrize("model", MODELS)
 def test_named_models_and_losses_are_the_same_in_every_path(model: str, loss: str, framework: str) -> None:

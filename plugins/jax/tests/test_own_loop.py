@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ mean_loss, row_losses, token_loss = script.mean_loss, script.row_losses, script.
 TIMEOUT = 900
 Loop: Any = aa.Loop
 OF_THREE = ("ragged", "tokens", "padded", "values")
+THREE = (3, OF_THREE) if os.environ.get("ANYACCEL_TEST_FULL") else ()
 
 
 # -- by hand: plain JAX and Optax --------------------------------------------------------------------------------------
@@ -112,9 +114,9 @@ def check(given: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """What two and three processes tell, by rank; the three go on from what the two have saved, too."""
+    """What two processes tell, by rank, and in the whole three, too, which go on from what the two have saved."""
     folder, results = tmp_path_factory.mktemp("own-loops"), {}
-    for size, cases in ((2, tuple(CASES)), (3, OF_THREE)):
+    for size, cases in filter(None, ((2, tuple(CASES)), THREE)):
         command = [
             sys.executable,
             "-m",
@@ -132,7 +134,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
     return results
 
 
-CASES_BY_HAND = [*((2, name) for name in EXPECTED), *((3, name) for name in OF_THREE if name in EXPECTED)]
+CASES_BY_HAND = [
+    *((2, name) for name in EXPECTED),
+    *(pytest.param(3, name, marks=pytest.mark.whole) for name in OF_THREE if name in EXPECTED),
+]
 
 
 @pytest.mark.slow
@@ -186,7 +191,7 @@ def test_values_of_processes(told: dict[int, list[dict[str, Any]]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.whole)])
 def test_processes_go_on_within_an_epoch_to_the_losses_of_an_undisturbed_run(
     told: dict[int, list[dict[str, Any]]], size: int, tmp_path: Path
 ) -> None:

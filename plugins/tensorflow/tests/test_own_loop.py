@@ -46,7 +46,7 @@ def told(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.whole)])
 def several(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
     """How many processes, and what each case found in them."""
     return request.param, told(started(request.param, ",".join(CASES[request.param])))
@@ -157,6 +157,7 @@ def test_a_loop_goes_on_within_an_epoch_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_killed_processes_go_on_and_so_does_another_number(tmp_path: Path) -> None:
     expected = told(started(2, f"resumed:{tmp_path / 'a'}"))["resumed"]
     folder = tmp_path / "b"

@@ -85,7 +85,8 @@ def test_the_same_script_gives_the_numbers_of_one_process(alone: Any, tmp_path: 
             np.testing.assert_allclose(own, other, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", [*LAUNCHERS] if FULL else SAMPLE)
+@pytest.mark.whole
+@pytest.mark.parametrize("name", [*LAUNCHERS])
 def test_own_loops_give_the_numbers_of_one_process(tmp_path: Path, name: str) -> None:
     python = [] if name in PYTHON_IS_GIVEN else [sys.executable]
     results = []

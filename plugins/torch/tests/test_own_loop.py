@@ -41,7 +41,7 @@ def told_by(size: int, folder: Path, variables: dict[str, str]) -> dict[str, Any
 
 @pytest.fixture(
     scope="module",
-    params=[(1, {}), (2, {}), (3, {}), (2, WITHIN_THE_PASS)],
+    params=[(1, {}), (2, {}), pytest.param((3, {}), marks=pytest.mark.whole), (2, WITHIN_THE_PASS)],
     ids=["one", "two", "three", "two within the pass"],
 )
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

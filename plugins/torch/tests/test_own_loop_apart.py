@@ -28,7 +28,13 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
+SAMPLE = ("length", "by hand", "killed")
+"""Of which each starts two processes; `whole` runs all."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in SAMPLE else pytest.mark.whole) for case in ERRORS]
+)
 def test_all_end_soon_with_an_error_that_says_why(case: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(SCRIPT), case, str(tmp_path / "a")]
     began = time.monotonic()

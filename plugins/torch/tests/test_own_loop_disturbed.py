@@ -22,8 +22,13 @@ COUNT = 100 if os.environ.get("ANYACCEL_TEST_FULL") else 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("kind", ["kill", "interrupt"])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        *(("kill", 2), ("interrupt", 1)),
+        *(pytest.param(*case, marks=pytest.mark.whole) for case in (("kill", 1), ("interrupt", 2))),
+    ],
+)
 def test_every_run_goes_on_to_the_losses_of_an_undisturbed_one(kind: str, size: int) -> None:
     command = [sys.executable, str(SCRIPT), kind, str(size), str(COUNT), str(os.getpid() if COUNT > 2 else 0)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -20,7 +20,11 @@ _models = runpy.run_path(str(HERE / "own_loop_models.py"))
 CASES = ("data", "forward", "backward", "norm", "step", "end", "save", "all")
 
 
-@pytest.fixture(scope="module", params=[{}, {"ANYACCEL_TORCH_BUCKET_MB": "0.0001"}], ids=["one bucket", "many"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param({}, marks=pytest.mark.whole), {"ANYACCEL_TORCH_BUCKET_MB": "0.0001"}],
+    ids=["one bucket", "many"],
+)
 def of_processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("memory")
     command = [

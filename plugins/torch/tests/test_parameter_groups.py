@@ -73,7 +73,7 @@ CLIPS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("compile_mode", ["off", "steps"])
+@pytest.mark.parametrize("compile_mode", ["off", pytest.param("steps", marks=pytest.mark.whole)])
 def test_equals_the_groups_of_torch_with_schedule_and_clipping_over_all(compile_mode: str, data: aa.FeatureSet) -> None:
     net = mlp()
     expected = copy.deepcopy(net)

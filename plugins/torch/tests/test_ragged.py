@@ -107,8 +107,10 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("compile_", ["auto", "steps"])
-@pytest.mark.parametrize("multiple_of", [1, 8])
+@pytest.mark.parametrize(
+    ("multiple_of", "compile_"),
+    [(1, "auto"), (8, "auto"), (8, "steps"), pytest.param(1, "steps", marks=pytest.mark.whole)],
+)
 def test_training_is_that_of_a_loop_with_pad_sequence(multiple_of: int, compile_: str) -> None:
     data, net = texts(aa.Pad(0, multiple_of=multiple_of, mask="mask")), made(Classifier)
     phase = aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER, epochs=EPOCHS, compile=compile_)
@@ -364,7 +366,7 @@ ROLES: dict[str, Any] = {"features": ["ids", "mask"], "target": "kind"}
 PADS = {"ids": 0, "mask": 0}
 
 
-@pytest.mark.parametrize("compile_", ["auto", "steps"])
+@pytest.mark.parametrize("compile_", ["auto", pytest.param("steps", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("kind", ["loader", "loader as it is", "items", "items, mask of the source", "collate"])
 def test_a_source_is_padded_as_by_hand(kind: str, compile_: str) -> None:
     if kind.startswith("loader"):

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 SCRIPTS = Path(__file__).with_name("replica_scripts.py")
-KILLS = min(int(os.environ.get("ANYACCEL_TEST_KILLS", "0")) or 2, 20)
+KILLS = min(int(os.environ.get("ANYACCEL_TEST_KILLS", "0")) or (2 if os.environ.get("ANYACCEL_TEST_FULL") else 1), 20)
 WITHIN = 15 if KILLS > 2 else 60
 """Seconds until all have ended; what is promised is asserted where nothing else runs, in the session `kills`."""
 STEPS = 4 * 9  # of the script: epochs, and steps of one

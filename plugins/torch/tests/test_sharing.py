@@ -288,7 +288,7 @@ def test_each_of_two_replicas_keeps_about_half(two: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are read from /proc")
-@pytest.mark.parametrize("what", ["end", "reads_alone"])
+@pytest.mark.parametrize("what", [pytest.param("end", marks=pytest.mark.whole), "reads_alone"])
 def test_no_thread_of_the_group_is_left_when_python_ends(what: str, tmp_path: Path) -> None:
     """A process that ends with one running is aborted now and then, after all that it did, or after an error."""
     for each in told(succeeded(f"watch_end,{what}", tmp_path, 2), "ended", 2):

@@ -108,7 +108,7 @@ def test_dropout_in_a_part_in_evaluation_mode_is_active() -> None:
     assert (True, True) in seen and not any(training and not zeros for training, zeros in seen)
 
 
-@pytest.mark.parametrize("compile_mode", ["off", "steps"])
+@pytest.mark.parametrize("compile_mode", ["off", pytest.param("steps", marks=pytest.mark.whole)])
 def test_modes_as_is_keep_each_part_in_its_mode(compile_mode: str) -> None:
     model, data = wrapper(), table()
     reference = copy.deepcopy(model)
@@ -161,7 +161,7 @@ def adversarial(mode: str) -> tuple[aa.ModelGraph, nn.Module, nn.Module]:
     return aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1)).freeze("net", mode=mode), generator, critic
 
 
-@pytest.mark.parametrize("compile_mode", ["off", "steps"])
+@pytest.mark.parametrize("compile_mode", ["off", pytest.param("steps", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_a_frozen_node_runs_in_the_mode_asked_for(mode: str, compile_mode: str) -> None:
     graph, generator, critic = adversarial(mode)
