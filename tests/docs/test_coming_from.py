@@ -53,6 +53,7 @@ def test_both_scripts_print_what_the_page_says(page: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_keras_on_another_backend(backend: str, tmp_path: Path) -> None:
     for module in ("keras", backend, f"anyaccel_{backend}"):

@@ -26,6 +26,7 @@ def command_of(hint: str) -> list[str]:
     return [sys.executable, *words[1:]]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("distribution", PLUGINS)
 @pytest.mark.parametrize("is_clone", [True, False], ids=["core in the clone", "core elsewhere"])
 def test_the_hint_for_a_plugin_installs_it(

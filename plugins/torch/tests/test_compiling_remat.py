@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -69,6 +68,7 @@ def is_supported() -> None:
         pytest.skip("this torch does not compute again in graphs that have forward and backward pass")
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("is_supported")
 def test_compiled_steps_give_the_same_numbers() -> None:
     """Dropout draws the same numbers, and running statistics change once."""
@@ -82,7 +82,7 @@ def test_compiled_steps_give_the_same_numbers() -> None:
     assert all("forward" not in vars(module) for module in again.modules())
 
 
-@pytest.mark.skipif(not os.environ.get("ANYACCEL_TEST_FULL"), reason="compiles for a minute")
+@pytest.mark.whole
 @pytest.mark.usefixtures("is_supported")
 def test_compiled_steps_keep_as_little() -> None:
     (_, without), (_, peaks) = train(model(), None, "steps"), train(model(), "blocks", "steps")

@@ -49,6 +49,7 @@ print(json.dumps([losses(device, again) for device in ("cpu", "sim:0") for again
 """
 
 
+@pytest.mark.whole
 def test_layers_compute_again_on_the_device_of_their_call() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
