@@ -189,6 +189,7 @@ def test_module_that_writes_to_inputs_gets_copies(backend: TorchBackend, segment
     assert all(map(torch.equal, columns, kept))
 
 
+@pytest.mark.whole
 def test_compiled_loop_supports_micro_batches(backend: TorchBackend, segment_of: Make) -> None:
     """A loop inside the loop, with batch normalization, whose statistics change with every micro-batch."""
 
@@ -205,6 +206,7 @@ def test_compiled_loop_supports_micro_batches(backend: TorchBackend, segment_of:
     assert_close_training(eager, compiled, 1e-4)
 
 
+@pytest.mark.whole
 def test_steps_are_unrolled_without_a_scan_operator(
     backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
