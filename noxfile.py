@@ -119,25 +119,14 @@ nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv|virtualenv"  # uv unpacks a wheel once, and links it into each session
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-# What a change must pass, the longest first, so that the last lane has little left to do alone. Core's tests run on the newest Python found, and a part of them with the
-# oldest dependencies on the oldest Python, for which alone these have wheels; `nox -s unit` takes every Python.
+# What a change must pass, the longest first, so that the last lane has little left to do alone. Core's tests run on the
+# newest Python found, and a part of them with the oldest dependencies on the oldest Python, for which alone these have
+# wheels; `nox -s unit` takes every Python.
 OLDEST = ["lowest"] if SUPPORTED[0] in FOUND else []
 BACKENDS = [f"backend({name})" for name in PLUGINS if name not in FEATURES or TESTED_WITH.get(name)]
 LONG = [name for name in ("backend(torch)", "backend(jax)", "backend(tensorflow)") if name in BACKENDS]
-SHORT = [name for name in BACKENDS if name not in LONG]
-CHECKS = [
-    "lint",
-    *LONG,
-    "docs",
-    f"unit-{FOUND[-1]}",
-    "features",
-    "wheel",
-    "mixed",
-    "types",
-    *OLDEST,
-    *SHORT,
-    "thirdparty",
-]
+SHORT = [*(name for name in BACKENDS if name not in LONG), "thirdparty"]
+CHECKS = ["lint", *LONG, "docs", f"unit-{FOUND[-1]}", "features", "wheel", "mixed", "types", *OLDEST, *SHORT]
 nox.options.sessions = ["check"]
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
