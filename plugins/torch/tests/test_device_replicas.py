@@ -17,7 +17,7 @@ import anyaccel as aa
 from anyaccel.errors import PhaseError
 
 SCRIPT = Path(__file__).with_name("device_replica_script.py")
-EPOCHS = 15 if os.environ.get("ANYACCEL_TEST_FULL") else 2
+EPOCHS = 15 if os.environ.get("ANYACCEL_TEST_FULL") else 1
 """Of 7 steps each: 105 in all where everything is tested."""
 
 
