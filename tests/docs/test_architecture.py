@@ -479,6 +479,7 @@ def test_each_row_that_adds_something_has_a_toy() -> None:
     assert set(rows()) == set(TOYS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOYS)
 def test_a_toy_works_when_it_is_added_where_the_page_says(name: str, tmp_path: Path) -> None:
     toy, named = TOYS[name], set(re.findall(r"`([\w/]+\.(?:py|json))`", rows()[name]))

@@ -61,6 +61,7 @@ def results(name: str, kind: str, folder: Path, size: int) -> tuple[str, list[di
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_are_those_of_the_plain_loop(name: str, tmp_path: Path) -> None:
     printed, (weights,) = results(name, "plain", tmp_path / "plain", 1)

@@ -62,6 +62,7 @@ def test_optuna_in_two_processes(tmp_path: Path) -> None:
     assert max(counts) == 16 and min(counts) >= 8
 
 
+@pytest.mark.whole  # plugins/ray starts Ray in each run
 def test_ray_tune(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     printed = run("examples/tuning/ray_tune.py", tmp_path)
@@ -79,6 +80,7 @@ def shown_output(script: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("script", STARTED)
 def test_scripts_of_several_processes(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("anyaccel_distributed", "anyaccel_torch", "anyaccel_jax"):

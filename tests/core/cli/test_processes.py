@@ -387,6 +387,7 @@ FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /d
 
 
 @FULL
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "arguments", ["devices", "--help", "plugins --json", "completion bash", "devices --nonsense --json"]
 )
@@ -419,6 +420,7 @@ def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(environment, a
 
 
 @FULL
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arguments", "status"), [("devices", 0), ("plugins", 1), ("nonsense", 2)])
 def test_a_full_standard_error_leaves_output_and_status_as_they_are(environment, tmp_path, arguments, status):
     broken = {"broken": "raise RuntimeError('no driver')"}
