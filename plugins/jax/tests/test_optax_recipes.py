@@ -263,10 +263,11 @@ WITH_VALUE: dict[str, Make] = {
 
 EVERY = {**RECIPES, **WITH_VALUE, **OTHERS}
 CASES = [(recipe, [*SYSTEMS][i % len(SYSTEMS)]) for i, recipe in enumerate(EVERY)]
-if os.environ.get("ANYACCEL_TEST_FULL"):  # each recipe is tried with one library otherwise
+if os.environ.get("ANYACCEL_TEST_FULL"):  # otherwise a part of the recipes, each with one library
     CASES += [both for both in product({**RECIPES, **WITH_VALUE}, SYSTEMS) if both not in CASES]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("recipe", "system"), CASES)
 def test_a_recipe_equals_a_loop_by_hand(rows: Any, recipe: str, system: str) -> None:
     model, tx, expected, losses, leaves = SYSTEMS[system](EVERY[recipe], rows, recipe in WITH_VALUE)
