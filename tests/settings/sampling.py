@@ -5,7 +5,7 @@ function; `sampled(n, part)` takes another of the n parts, so that several distr
 Those marked `whole`, or parameters so marked, are left out.
 With ANYACCEL_TEST_SHARED=1, as in the sessions `backend` of nox, each of those marked `shared` is run with one of the
 frameworks.
-ANYACCEL_TEST_SAMPLE=40 takes one in 40 of all tests, and opens one file in four for it, as reading thousands of tests
+ANYACCEL_TEST_SAMPLE=40 takes one in 40 of all tests, and opens one file in eight for it, as reading thousands of tests
 takes longer than running a few; ANYACCEL_TEST_DRAW, any text, gives another part of the same size.
 """
 
@@ -29,7 +29,7 @@ FRAMEWORKS = ("torch", "jax", "tensorflow")
 Each has a session, so that the check runs every test once.
 """
 OF_ALL = int(os.environ.get("ANYACCEL_TEST_SAMPLE", "1"))
-OF_FILES = 4 if OF_ALL >= 16 else 1
+OF_FILES = 8 if OF_ALL >= 16 else 1
 """Of how many files one is opened; of its tests more are run then."""
 DRAW = os.environ.get("ANYACCEL_TEST_DRAW", "")
 
