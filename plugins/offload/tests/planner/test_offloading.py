@@ -23,6 +23,7 @@ def can_stream(blocks: list[Block], device: DeviceSpec) -> bool:
     return False
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(0, 100, 5))
 def test_with_offloading_a_model_is_refused_only_where_no_assignment_can_stream(seed: int) -> None:
     for draw in (random.Random(each) for each in range(seed, seed + 5)):
