@@ -48,6 +48,18 @@ class RecordingSession:
             os.chdir(before)
 
 
+class RunsOfPytest(RecordingSession):
+    """A session that records what each process of pytest finds in its environment."""
+
+    def __init__(self, python: str) -> None:
+        super().__init__(python)
+        self.environments: list[dict[str, str]] = []
+
+    def run(self, *arguments: str, env: Any = None, **settings: Any) -> None:
+        if arguments[0] == "pytest":
+            self.environments.append(env or {})
+
+
 @pytest.fixture
 def noxfile(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The repository's noxfile, from whose sessions no folder is made; what it sets in the environment is set back."""
@@ -124,3 +136,16 @@ def test_the_ci_runs_the_command_of_the_readme(root: Path) -> None:
     lines = [line for line in (root / "README.md").read_text(encoding="utf-8").splitlines() if line.endswith("&& nox")]
     assert lines == ["python -m pip install nox && nox"]
     assert f"grep --max-count=1 '{lines[0][-7:]}$' README.md" in (root / ".ci/run").read_text(encoding="utf-8")
+
+
+def test_whole_runs_all_of_what_the_check_runs_a_part(noxfile: ModuleType) -> None:
+    """Core and every plugin has such a session, and no process of it leaves a test out."""
+    wholes = [(function, arguments) for name, function, arguments in sessions(noxfile) if name == "whole"]
+    assert {arguments["plugin"] for _, arguments in wholes} == {"core", *noxfile.PLUGINS}
+    for function, arguments in wholes:
+        session = RunsOfPytest(noxfile.FOUND[-1])
+        function(session, **arguments)
+        assert session.environments
+        assert all(
+            env["ANYACCEL_TEST_FULL"] == "1" and "ANYACCEL_TEST_SHARED" not in env for env in session.environments
+        )
