@@ -30,7 +30,11 @@ mean_loss, row_losses, token_loss = script.mean_loss, script.row_losses, script.
 TIMEOUT = 900
 Loop: Any = aa.Loop
 OF_THREE = ("ragged", "tokens", "padded", "values")
-THREE = (3, OF_THREE) if os.environ.get("ANYACCEL_TEST_FULL") else ()
+LEFT_OUT = ("one_row", "micro_batches", "several_counts", "bf16", "modules")
+"""Of several processes, which compile each case anew; in the check one process runs them, and in the whole several."""
+RUNS: dict[int, tuple[str, ...]] = {2: tuple(name for name in CASES if name not in LEFT_OUT)}
+if os.environ.get("ANYACCEL_TEST_FULL"):
+    RUNS = {2: tuple(CASES), 3: OF_THREE}
 
 
 # -- by hand: plain JAX and Optax --------------------------------------------------------------------------------------
@@ -116,7 +120,7 @@ def check(given: dict[str, Any], expected: dict[str, Any]) -> None:
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     """What two processes tell, by rank, and in the whole three, too, which go on from what the two have saved."""
     folder, results = tmp_path_factory.mktemp("own-loops"), {}
-    for size, cases in filter(None, ((2, tuple(CASES)), THREE)):
+    for size, cases in RUNS.items():
         command = [
             sys.executable,
             "-m",
@@ -135,7 +139,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
 
 
 CASES_BY_HAND = [
-    *((2, name) for name in EXPECTED),
+    *(pytest.param(2, name, marks=[pytest.mark.whole] * (name in LEFT_OUT)) for name in EXPECTED),
     *(pytest.param(3, name, marks=pytest.mark.whole) for name in OF_THREE if name in EXPECTED),
 ]
 
@@ -166,7 +170,9 @@ def test_divided_states_are_in_parts(told: dict[int, list[dict[str, Any]]]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bf16", "modules", "own_steps"])
+@pytest.mark.parametrize(
+    "name", ["own_steps", *(pytest.param(name, marks=pytest.mark.whole) for name in ("bf16", "modules"))]
+)
 def test_precision_modules_and_keys_of_processes_are_those_of_one(
     told: dict[int, list[dict[str, Any]]], name: str
 ) -> None:
