@@ -441,7 +441,7 @@ def whole(session: nox.Session, plugin: str) -> None:
 
 def run_tests_of(session: nox.Session, plugin: str, part: dict[str, str]) -> None:
     """Install a plugin, and run its tests, those of hints that need it, and the integration tests over it."""
-    libraries = {"torch": ("models-sample", "tables-sample"), "offload": ("models-sample",)}.get(plugin, ())
+    libraries = {"torch": ("models-sample", "tables-sample", "peers"), "offload": ("models-sample",)}.get(plugin, ())
     used = (plugin, *TESTED_WITH.get(plugin, ()))
     install(session, *editable(*used), *group("test", "guests", *used, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
@@ -496,15 +496,16 @@ def launchers(session: nox.Session, name: str) -> None:
 
 @nox.session(python=MAIN)
 def kills(session: nox.Session) -> None:
-    """A thousand processes that write checkpoints, killed at random instants, and replicas of each framework.
+    """A thousand processes that write checkpoints, killed at random instants, replicas of each framework, own loops.
 
     `features` and `backend` kill a sample.
     """
     install(session, *editable(*PLUGINS), *group("test", "guests", *PLUGINS))
     env = {"ANYACCEL_TEST_KILLS": "1000", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", "plugins/torch/tests/test_replica_restarts.py", *session.posargs, env=env)
+    of_all = {"ANYACCEL_TEST_FULL": "1", **env}
+    session.run("pytest", "plugins/torch/tests/test_own_loop_disturbed.py", *session.posargs, env=of_all)
     for name in ("jax", "tensorflow"):
-        of_all = {"ANYACCEL_TEST_FULL": "1", **env}
         session.run("pytest", f"plugins/{name}/tests/test_replicas.py", "-k", "killed or number", env=of_all)
     session.run("pytest", "tests/integration/test_kills.py", "-rP", *spread(), *session.posargs, env=env)
 

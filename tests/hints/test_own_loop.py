@@ -137,6 +137,14 @@ def test_settings(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with hint("write accumulate=4"):
         loop_of(accumulate=0)
     assert loop_of(accumulate=4).accumulation_steps == 4
+    loop = loop_of()
+    loop.prepare(nn.Linear(2, 1))
+    with hint("write Loop(accumulate=4)"):
+        loop.accumulation_steps = 4
+    assert aa.Loop(framework="torch", accumulate=4).accumulation_steps == 4
+    with hint("write start=128"):
+        loop.find_batch_size(lambda size: size, start=0)
+    assert loop.find_batch_size(lambda size: size, start=128) == 128
     with hint("write sharding='full'"):
         loop_of(sharding="half")
     assert loop_of(sharding="full").sharding == "full"

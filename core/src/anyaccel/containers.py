@@ -61,7 +61,8 @@ def _mapping(obj: Any, mapped: dict[Any, Any]) -> Any:
         return mapped
     if isinstance(obj, MutableMapping):
         result = copy.copy(obj)  # keeps what else the mapping has, such as a default factory
-        result.update(mapped)
+        for key, value in mapped.items():  # some, such as the outputs of transformers, have no `update`
+            result[key] = value
         return result
     return _rebuilt(obj, mapped)
 

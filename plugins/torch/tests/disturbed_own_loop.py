@@ -79,7 +79,7 @@ class Disturbed:
         began = time.monotonic()
         self._await_step(run, pids, 0)
         self._start_seconds, began = time.monotonic() - began, time.monotonic()
-        statuses = self._ended(pids)
+        statuses = self._ended(pids, run)
         self._loop_seconds = time.monotonic() - began
         assert set(statuses) == {0}, self._logs(run)
         for step, loss in self._told(run):
@@ -91,7 +91,7 @@ class Disturbed:
         while True:
             pids = self._begin(run)
             hit = n_disturbed < min(most, MOST) and self._disturb(pids, run)
-            statuses = self._ended(pids)
+            statuses = self._ended(pids, run)
             self._check(run)
             if not hit:
                 assert set(statuses) == {0}, self._logs(run)
@@ -138,7 +138,7 @@ class Disturbed:
             if time.monotonic() > until:
                 self._abort(pids)
                 raise AssertionError(f"no step within {PATIENCE:g} seconds\n{self._logs(run)}")
-            time.sleep(0.001)
+            time.sleep(0.01)
 
     def _abort(self, pids: Iterable[int]) -> None:
         """Let processes write where they are into their logs."""
@@ -147,7 +147,7 @@ class Disturbed:
                 os.kill(pid, signal.SIGABRT)
         time.sleep(2.0)
 
-    def _ended(self, pids: list[int]) -> list[int]:
+    def _ended(self, pids: list[int], run: Path) -> list[int]:
         """The exit statuses, of processes that must end by themselves."""
         until, statuses = time.monotonic() + PATIENCE, dict[int, int]()
         while len(statuses) < len(pids):
@@ -157,7 +157,7 @@ class Disturbed:
                     statuses[pid] = os.waitstatus_to_exitcode(status)
             if time.monotonic() > until:
                 self._abort(set(pids) - set(statuses))
-                raise AssertionError(f"processes did not end within {PATIENCE:g} seconds")
+                raise AssertionError(f"processes did not end within {PATIENCE:g} seconds\n{self._logs(run)}")
             time.sleep(0.01)
         return [statuses[pid] for pid in pids]
 
@@ -177,7 +177,7 @@ class Disturbed:
         return told == {step: set(losses) for step, losses in self.expected.items()}
 
     def _logs(self, run: Path) -> str:
-        return "\n".join(file.read_text()[-3000:] for file in sorted(run.glob("log-*")))
+        return "\n".join(file.read_text()[-9000:] for file in sorted(run.glob("log-*")))
 
 
 def main(kind: str, size: int, count: int, seed: int) -> None:

@@ -48,17 +48,16 @@ class Iterations:
     Args:
         steps_done: Called when the outermost loader is asked for its next batch: the loop has finished the last one.
         step_begins: Called before each batch of the outermost loader.
-        needs_last: Whether the loop must know which batch of an epoch is the last.
 
     Attributes:
         share: `Share` of the last batch; of the outer loader after the loop over an inner one.
-        needs_last: As passed.
+        needs_last: Whether the loop must know which batch of an epoch is the last.
     """
 
-    def __init__(
-        self, steps_done: Callable[[], object], step_begins: Callable[[], object], *, needs_last: bool
-    ) -> None:
-        self._steps_done, self._step_begins, self.needs_last = steps_done, step_begins, needs_last
+    needs_last = False
+
+    def __init__(self, steps_done: Callable[[], object], step_begins: Callable[[], object]) -> None:
+        self._steps_done, self._step_begins = steps_done, step_begins
         self._active: list[LoopLoader] = []
         self._ended: LoopLoader | None = None
         self._weighed: Share | None = None
@@ -355,8 +354,12 @@ class LoopLoader(DeviceLoader):
     # -- the position ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as arrays: epoch, number of batches received, and random states at the epoch's start."""
-        states = to_arrays(self._states) if self._states is not None and self.given else {}
+        """Return the position as arrays: epoch, number of batches received, and random states at the epoch's start.
+
+        Between epochs, these are the states of the generators that the loader holds: the loop keeps the global ones.
+        """
+        is_within = self._states is not None and self.given
+        states = to_arrays((self._states or {}) if is_within else RandomStates(self.loader).held())
         return {"epoch": self.epoch, "given": self.given, "states": states, "order_of": self._order_of}
 
     def load_state_dict(self, state: Mapping[str, Any], go_on: Callable[[bool], object] = _nothing) -> None:
@@ -372,13 +375,16 @@ class LoopLoader(DeviceLoader):
             StateError: The loader has fewer batches.
         """
         self.epoch, n_given, self._order_of = int(state["epoch"]), int(state["given"]), state["order_of"]
-        if hasattr(self.loader, "__len__") and n_given > len(self):
+        states = from_arrays(state["states"])
+        if _length(self.loader) is not None and n_given > len(self):
             raise StateError(
                 f"the checkpoint is after batch {n_given} of an epoch, but the loader has only {len(self)}",
                 hint="create the loader in the same way as for the run that wrote the checkpoint",
             )
-        self._resumed = (from_arrays(state["states"]), n_given, go_on) if n_given else None
+        self._resumed = (states, n_given, go_on) if n_given else None
         self.given = n_given
+        if not n_given:
+            RandomStates(self.loader).load(states)
 
 
 _OF_CONTAINERS = {type(iter([0])), type(iter((0,))), type(iter(deque([0]))), type(iter({0: 0}.values()))}

@@ -182,7 +182,8 @@ class Loop(AttributeHints):
         device: Device of the loop; in torch a `torch.device`, for `x.to(loop.device)`.
         num_processes, process_index, local_process_index: Number of processes, index of this process, and its index on
             this machine.
-        accumulation_steps: Number of batches per update.
+        accumulation_steps: Number of batches per update. It can be set before `prepare`, such as in the function of
+            `find_batch_size`.
         step: Number of finished updates.
         epoch: Current epoch of `epochs`.
 
@@ -297,16 +298,12 @@ class Loop(AttributeHints):
         profile: Any = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-            raise ConfigError(
-                f"Loop: accumulate={shown(accumulate)} is not a number of batches", hint="write accumulate=4"
-            )
         if sharding not in (None, "none", "full"):
             raise ConfigError(
                 f"Loop: unknown sharding={shown(sharding)}", available="'none', 'full'", hint="write sharding='full'"
             )
         self.precision = None if precision is None else checked_precision(ConfigError, "Loop: ", precision)
-        self.accumulation_steps, self.seed, self.options = accumulate, seed, dict(options or {})
+        self.seed, self.options = seed, dict(options or {})
         self.sharding = None if sharding == "none" else sharding
         self.sync_batchnorm = sync_batchnorm
         place = launched()
@@ -318,11 +315,11 @@ class Loop(AttributeHints):
         self.accelerator = self._own_accelerator(accelerator)
         self.device: Any = self.accelerator.device
         self.step = self.epoch = 0
-        needs_last = accumulate > 1 or self.num_processes > 1
-        self._iterations = Iterations(self._steps_done, self._step_begins, needs_last=needs_last)
+        self._iterations = Iterations(self._steps_done, self._step_begins)
         self.tracking = Tracking(log, writes=self.is_main_process)
         self._prepared_loaders: list[LoopLoader] = []
         self._undo: list[Callable[[], object]] = []  # changes made by prepare, oldest first
+        self.accumulation_steps = accumulate
         self._run = os.urandom(8).hex()
         self._saving: Saving | None = None
         self._profiling: LoopProfiling | None = None
@@ -355,6 +352,9 @@ class Loop(AttributeHints):
             StateError: The state belongs to other models.
         """
         raise NotImplementedError
+
+    def _accumulation_changed(self) -> None:
+        """Adapt to `accumulation_steps`, which has been set."""
 
     def _named_models(self) -> dict[str, Any]:
         """Return the prepared models by their names in a profile."""
@@ -428,6 +428,22 @@ class Loop(AttributeHints):
         return accelerator
 
     @property
+    def accumulation_steps(self) -> int:
+        return self._accumulation_steps
+
+    @accumulation_steps.setter
+    def accumulation_steps(self, steps: int) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ConfigError(f"Loop: accumulate={shown(steps)} is not a number of batches", hint="write accumulate=4")
+        if self._undo:
+            raise ConfigError(
+                "accumulation_steps was set after prepare(), which depends on it", hint="write Loop(accumulate=4)"
+            )
+        self._accumulation_steps = steps
+        self._iterations.needs_last = steps > 1 or self.num_processes > 1
+        self._accumulation_changed()
+
+    @property
     def is_main_process(self) -> bool:
         """Whether this is the first process, which prints and writes."""
         return self.process_index == 0
@@ -454,9 +470,11 @@ class Loop(AttributeHints):
 
         Raises:
             OutOfMemoryError: Not even one row fits into memory.
-            ConfigError: The gradients of several processes are exchanged within a pass, so that the others would wait
-                for the one that failed; or the processes begin with different sizes.
+            ConfigError: `start` is no number of rows, or differs between the processes; or gradients are exchanged
+                within a pass, so that the others would wait for the process that failed.
         """
+        if isinstance(start, bool) or not isinstance(start, int) or start < 1:
+            raise ConfigError(f"find_batch_size() begins with start={shown(start)}", hint="write start=128")
         if self.num_processes > 1:
             self._check_exchanges_apart()
             sizes = self._processes.gather_plain(start)
@@ -535,7 +553,8 @@ class Loop(AttributeHints):
 
         Args:
             objects: Objects in any order, including lists, tuples and dicts of them. Any other object with
-                `state_dict()` and `load_state_dict()` is saved with them.
+                `state_dict()` and `load_state_dict()` is saved with them. None, for what a script can do without, stays
+                None.
             batch: For loaders: `"global"` splits each batch among the processes; `"per_replica"` first joins as many
                 batches as there are processes.
             frozen: Whether the models are not trained in this loop, such as the teacher of a distillation.
@@ -552,12 +571,11 @@ class Loop(AttributeHints):
         flat: list[Any] = []
         _visit(objects, flat.append, self._is_container)
         loads = [self._is_loader(item) for item in flat]
-        others = iter(
-            self._prepare([item for item, is_loader in zip(flat, loads, strict=True) if not is_loader], frozen)
-        )
+        to_prepare = [item for item, is_loader in zip(flat, loads, strict=True) if not is_loader and item is not None]
+        others = iter(self._prepare(to_prepare, frozen))
         made = []
         for item, is_loader in zip(flat, loads, strict=True):
-            made.append(self._new_loader(item, batch) if is_loader else next(others))
+            made.append(self._new_loader(item, batch) if is_loader else None if item is None else next(others))
         results = iter(made)
         prepared = _rebuilt(objects, lambda _: next(results), self._is_container)
         return prepared[0] if len(prepared) == 1 else prepared

@@ -88,10 +88,12 @@ class TensorFlowLoop(Loop):
         self._is_begun = False
         super().__init__(*args, **settings)
         self._check_settings()
-        self._is_plain = self.num_processes == 1 and self.accumulation_steps == 1
         if self.num_processes > 1 and tf.compat.v1.random.get_seed(0)[0] == _NO_SEED:
             tf.random.set_seed(_NO_SEED)  # models, and the order of data sets, must be equal in all processes
         self._is_begun = True
+
+    def _accumulation_changed(self) -> None:
+        self._is_plain = self.num_processes == 1 and self.accumulation_steps == 1
 
     def _check_settings(self) -> None:
         if self.precision == "fp16-mixed":

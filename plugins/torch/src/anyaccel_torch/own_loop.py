@@ -20,8 +20,19 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
+from anyaccel.containers import map_leaves
 from anyaccel.errors import ConfigError, DataError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel.own_loop.loader import bounds
@@ -74,6 +85,7 @@ class TorchLoop(Loop):
         self._named: tuple[nn.Module, ...] = ()
         self._is_within = False  # `accumulate`
         self._is_loss_checked = False
+        self.scaler: Any = None
         super().__init__(*args, **settings)
         self.device = torch.device(self.accelerator.device_string("torch"))
         if self.num_processes > 1:
@@ -86,8 +98,11 @@ class TorchLoop(Loop):
             )
         self._autocast_dtype = _MIXED.get(self.precision or "")
         device_type = self.device.type
-        scales = self.precision == "fp16-mixed"
-        self.scaler = torch.amp.GradScaler(device_type) if scales else None
+        if self.precision == "fp16-mixed":
+            self.scaler = torch.amp.GradScaler(device_type)
+        self._accumulation_changed()
+
+    def _accumulation_changed(self) -> None:
         self._updates = _Updates(self._processes, self.accumulation_steps, self.scaler, self._count_step)
 
     def _check_exchanges_apart(self) -> None:
@@ -287,19 +302,27 @@ class TorchLoop(Loop):
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _autocast_calls(self, module: nn.Module) -> None:
-        """Run the model within autocast when it, or a part of it, is called from outside."""
+        """Run the model within autocast when it, or a part of it, is called from outside, and return float32.
+
+        A loss of outputs in half precision would be computed in it, which autocast avoids.
+        """
         for part in (module, *module.children()):
             replaced = vars(part).get("forward")
 
             def cast(part: Any, *args: Any, own: Any = replaced, **settings: Any) -> Any:
+                is_inner = torch.is_autocast_enabled(self.device.type)
                 with self.autocast():
-                    return type(part).forward(part, *args, **settings) if own is None else own(*args, **settings)
+                    outputs = type(part).forward(part, *args, **settings) if own is None else own(*args, **settings)
+                return outputs if is_inner else map_leaves(outputs, self._in_float32, lambda leaf: False)
 
             part.forward = MethodType(cast, part)  # bound, so that a copy of the model calls its own
             undo = (
                 partial(delattr, part, "forward") if replaced is None else partial(setattr, part, "forward", replaced)
             )
             self._undo.append(undo)
+
+    def _in_float32(self, output: Any) -> Any:
+        return output.float() if isinstance(output, Tensor) and output.dtype == self._autocast_dtype else output
 
     # -- backward and updates --------------------------------------------------------------------------------------
 
@@ -939,6 +962,7 @@ class TorchLoader(TensorLoader):
         if seed is not None and not self._reads_elsewhere:
             self._in_turn = True  # its rows seed the generators that the loop draws from
         self._own: DataLoader[Any] | None = None
+        self._has_workers = False
         self._rows: _OwnRows | None = None
         is_divisible = loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
         if is_divisible and (self.processes.size > 1 or seed is not None):
@@ -957,9 +981,23 @@ class TorchLoader(TensorLoader):
                 pin_memory=loader.pin_memory,
                 timeout=loader.timeout,
                 worker_init_fn=loader.worker_init_fn,
-                generator=loader.generator,
+                generator=loader.generator if self.processes.rank == 0 else torch.Generator(),
                 **workers,
             )
+
+    @property
+    def order_key(self) -> int:
+        """Key of the random numbers of this epoch, the same in all processes."""
+        return self._order.key or 0
+
+    def _seed_workers(self) -> None:
+        """Let the workers of this process draw other numbers than those of the first, which has the plain loop's."""
+        own = self._own
+        if self.processes.rank == 0 or own is None or (own.persistent_workers and self._has_workers):
+            return
+        self._has_workers = True
+        own.generator.manual_seed(key(self.order_key, "workers", self.processes.rank))
+        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)  # as the first process draws a seed
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -978,6 +1016,7 @@ class TorchLoader(TensorLoader):
         if self._rows is None or self._own is None:
             yield from super()._shared()
             return
+        self._seed_workers()
         for batch in self._own:
             share = self._rows.shares.popleft()
             if share.rows == 0 and self._stand_in_rows == 0:
@@ -989,6 +1028,10 @@ class TorchLoader(TensorLoader):
             return n_batches
         self._rows.skipped = n_batches
         return 0
+
+
+_DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Samplers that draw from the global generators before their first row, if at all."""
 
 
 class _OwnRows:
@@ -1006,25 +1049,34 @@ class _OwnRows:
         loader, processes = self._loader, self._loader.processes
         self.shares.clear()
         skipped, self.skipped = self.skipped, 0
-        is_finite = hasattr(type(self._batches), "__len__")
-        batches = (
-            list(self._batches) if processes.size > 1 and is_finite else self._batches
-        )  # at once, so equal in all processes
+        batches, is_alike = self._batches, True
+        draws_at_once = type(batches) is BatchSampler and type(batches.sampler) in _DRAW_AT_ONCE
+        if not draws_at_once and processes.size > 1:
+            is_alike = hasattr(type(batches), "__len__")
+            batches = list(batches) if is_alike else batches  # at once, so equal in all processes
         groups = iter(_joined(iter(batches), processes.size if loader.batch == "per_replica" else 1))
-        ahead = next(groups, None)
+        following = next(groups, None)
+        if processes.rank > 0 and processes.seed is None and is_alike:  # the rows of the first batch draw other numbers
+            processes.seed_all(key(loader.order_key, "rows", processes.rank))
         number = -1
-        while ahead is not None:
-            indices, ahead, number = ahead, next(groups, None), number + 1
-            if number < skipped:
-                continue
-            first, after = bounds(len(indices), processes.rank, processes.size)
-            self.shares.append(Share(after - first, len(indices), ahead is None, number))
-            own = indices[first:after] or indices[:1]
-            yield (
-                own
-                if processes.seed is None
-                else _KeyedIndices(own, key(processes.seed, "batch", loader.epoch, number, first))
-            )
+        while following is not None:
+            indices, number = following, number + 1
+            # A sampler of torch is not asked for more than the loop takes, as its generator may draw at its end.
+            is_last = number + 1 == len(self) if draws_at_once else (following := next(groups, None)) is None
+            if number >= skipped:
+                yield self._of_process(indices, number, is_last=is_last)
+            if draws_at_once:
+                following = next(groups, None)
+
+    def _of_process(self, indices: list[Any], number: int, *, is_last: bool) -> list[Any]:
+        """Return the indices of this process, and record its share."""
+        processes = self._loader.processes
+        first, after = bounds(len(indices), processes.rank, processes.size)
+        self.shares.append(Share(after - first, len(indices), is_last, number))
+        own = indices[first:after] or indices[:1]
+        if processes.seed is None:
+            return own
+        return _KeyedIndices(own, key(processes.seed, "batch", self._loader.epoch, number, first))
 
 
 def _joined(batches: Iterator[Sequence[Any]], size: int) -> Iterator[list[Any]]:
@@ -1032,7 +1084,7 @@ def _joined(batches: Iterator[Sequence[Any]], size: int) -> Iterator[list[Any]]:
     together: list[Any] = []
     count = 0
     for batch in batches:
-        together += batch
+        together.extend(batch)
         count += 1
         if count == size:
             yield together

@@ -78,8 +78,12 @@ class RandomStates:
                 state = backend.generator_state()
                 if state is not None:
                     states[f"{_GLOBAL}{backend.framework}"] = state
+        return {**states, **self.held()}
+
+    def held(self) -> dict[str, Any]:
+        """Return the states of the generators that the source holds, without the global ones."""
         backends = tuple(imported_backends())
-        return {**states, **{name: _state_of(held, backends) for name, held in self._generators().items()}}
+        return {name: _state_of(held, backends) for name, held in self._generators().items()}
 
     def load(self, states: States) -> None:
         """Set the states that `states` gave, here or in another process.
