@@ -429,6 +429,7 @@ class Loop(AttributeHints):
 
     @property
     def accumulation_steps(self) -> int:
+        """Number of batches per update."""
         return self._accumulation_steps
 
     @accumulation_steps.setter
