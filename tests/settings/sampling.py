@@ -100,9 +100,10 @@ def is_of_framework(item: Any) -> bool:
     return framework not in FRAMEWORKS or frameworks[number_of(others) % len(frameworks)] == framework
 
 
-def sampled(suite: dict[str, type], count: int, part: int = 0) -> dict[str, type]:
-    """Classes of tests, of which one test in `count` is run: the one of this part."""
-    return {name: pytest.mark.sampled(count, part)(tests) for name, tests in suite.items()}
+def sampled(suite: dict[str, type], count: int, part: int | None = None) -> dict[str, type]:
+    """Classes of tests, of which one test in `count` is run: those of this part, or of each class those of another."""
+    parts = {name: number_of(name) % count if part is None else part for name in suite}
+    return {name: pytest.mark.sampled(count, parts[name])(tests) for name, tests in suite.items()}
 
 
 def number_of(name: str) -> int:

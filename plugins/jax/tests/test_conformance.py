@@ -187,4 +187,4 @@ FURTHER = {
     **model_suite(OfKeras, "Keras"),
 }
 # In the check each test of the kit runs over one framework of three; the session `kits` runs all.
-globals().update(sampled(suite(Jax), 3, 0) | sampled(FURTHER, 24, 0))
+globals().update(sampled(suite(Jax), 3, 0) | sampled(FURTHER, 24))

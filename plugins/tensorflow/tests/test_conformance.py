@@ -81,4 +81,4 @@ class Module(Keras):
 
 FURTHER = suite(Module, "Module") | model_suite(Keras, "Keras")
 # In the check each test of the kit runs over one framework of three; the session `kits` runs all.
-globals().update(sampled(suite(Standard, "Standard"), 3, 2) | sampled(FURTHER, 24, 2))
+globals().update(sampled(suite(Standard, "Standard"), 3, 2) | sampled(FURTHER, 24))

@@ -33,4 +33,4 @@ class Standard(TorchSubject):
 
 FURTHER = model_suite(Standard, "Standard")
 # In the check each test of the kit runs over one framework of three; the session `kits` runs all.
-globals().update(sampled(suite(Torch), 3, 1) | sampled(FURTHER, 24, 1))
+globals().update(sampled(suite(Torch), 3, 1) | sampled(FURTHER, 24))

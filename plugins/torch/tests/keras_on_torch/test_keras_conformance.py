@@ -136,4 +136,4 @@ def _holding(model: Any) -> Any:
 
 
 FURTHER = suite(Subclassed, "Subclassed") | suite(Holding, "Holding")
-globals().update(sampled(suite(Keras, "Keras"), 9, 1) | sampled(FURTHER, 24, 9))
+globals().update(sampled(suite(Keras, "Keras"), 9, 1) | sampled(FURTHER, 24))
