@@ -22,6 +22,7 @@ import anyaccel as aa
 from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.graph import Request, resolve
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep, PipelineStage
+from anyaccel.phases.loading.epoch_plan import StepSize
 from anyaccel.phases.loading.loader import DeviceColumn, DeviceColumns
 from anyaccel.registry import registry
 
@@ -66,7 +67,7 @@ def together(ready: list[PipelineStage], columns: DeviceColumns) -> Block:
 
     def block() -> float:
         began = time.perf_counter()
-        losses = steps.train_steps(rows, 0, STEPS, BATCH)
+        losses = steps.train_steps(rows, 0, STEPS, StepSize(BATCH))
         settle(ready, losses[-1].pairs)
         return time.perf_counter() - began
 

@@ -9,6 +9,7 @@ import pytest
 
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.phases.executor.pipeline import ChunkRunner
+from anyaccel.phases.loading.epoch_plan import StepSize
 from anyaccel.phases.loop_extension import Call
 from anyaccel_distributed import Launched, ReplicaGroup
 from anyaccel_distributed.loop_extensions import SharedCalls
@@ -73,7 +74,7 @@ def make(calls: SharedCalls, call: Call) -> None:
 def test_replicas_take_the_fewest_steps_that_any_proposes() -> None:
     runner, layout = runner_of(Steps()), [[8, 3], [8]]
     for offered, taken in ((2, 2), (16, 4)):
-        call = Call(runner, 0, 8, 2, None)
+        call = Call(runner, 0, 8, StepSize(2))
         SharedCalls(replicas([offered, [0, layout]])).agree(call, 4)
         assert call.n_steps == taken and call.runner is runner
 
@@ -87,23 +88,23 @@ def test_blocks_that_differ_are_taken_one_by_one(other: Any) -> None:
         return []
 
     program = Steps()
-    calls, call = SharedCalls(replicas(other)), Call(runner_of(program, one_by_one), 0, 8, 2, None)
+    calls, call = SharedCalls(replicas(other)), Call(runner_of(program, one_by_one), 0, 8, StepSize(2))
     calls.agree(call, 3)
     make(calls, call)
-    assert (taken, program.calls) == ([(0, 3, 2, None)], [])
+    assert (taken, program.calls) == ([(0, 3, StepSize(2))], [])
 
 
 def test_the_error_of_a_lost_replica_names_the_steps_of_its_call() -> None:
     each = replicas()
     each.begin_epoch(1, 4)
     calls, program = SharedCalls(each), Steps()
-    make(calls, Call(runner_of(program), 0, 3, 2, None, n_steps=3))
+    make(calls, Call(runner_of(program), 0, 3, StepSize(2), n_steps=3))
     assert program.calls == [(0, 3)]
     where = r"phase 'train', epoch 1, steps 7 to 10: replica 0 of 2 could not compute steps"
     with pytest.raises(FrameworkError, match=where):
-        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, 2, None, n_steps=4))
+        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, StepSize(2), n_steps=4))
     with pytest.raises(FrameworkError, match=r"epoch 1, step 7: replica 0"):
-        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, 2, None, n_steps=1))
+        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, StepSize(2), n_steps=1))
 
 
 @pytest.mark.parametrize(("in_memory", "batches"), [(True, False), (False, True), (False, False)])

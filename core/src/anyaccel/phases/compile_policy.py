@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, CompileWarning
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
+from anyaccel.phases.loading.epoch_plan import StepSize
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loop_extension import UNLIMITED, Call, LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
@@ -23,8 +24,8 @@ _TIMED_SECONDS, _TIMED_SHARE = 0.02, 0.02
 _MOST_COMPILATIONS = 10
 """As many cost no more than the first plain step, where a framework compiles each of its operations for that."""
 
-_Shape = tuple[int, int | None, int]
-"""What a step is compiled for: rows of a step, rows computed at once, rows of the columns."""
+_Shape = tuple[StepSize, int]
+"""What a step is compiled for: rows of a step, rows of the columns."""
 
 
 class _Timing:
@@ -120,13 +121,13 @@ class CompilePolicy(LoopExtension):
 
     def before_call(self, call: Call) -> None:
         """Compile the next steps now, if that pays off."""
-        self._full_batch = max(self._full_batch, call.batch_size)
-        if call.batch_size < self._full_batch:  # a last, partial batch is not worth a compilation
+        self._full_batch = max(self._full_batch, call.size.rows)
+        if call.size.rows < self._full_batch:  # a last, partial batch is not worth a compilation
             return
-        runner, batch_size, microbatch_size = call.runner, call.batch_size, call.microbatch_size
-        self._shape, self._wait_seconds = (batch_size, microbatch_size, runner.n_rows), math.inf
+        runner, size = call.runner, call.size
+        self._shape, self._wait_seconds = (size, runner.n_rows), math.inf
         if self._is_dropped:
-            self._decide_again(runner, batch_size, microbatch_size)
+            self._decide_again(runner, size)
             return
         if self._decided or self._shape in self._tried:
             return
@@ -135,7 +136,7 @@ class CompilePolicy(LoopExtension):
         elif not self._one_shape and not _is_free(runner.program.estimate_compile(self._max_call_steps)):
             self._give_up("each batch is padded to its own length")
         elif self._mode == "steps":
-            self._compile(runner, batch_size, microbatch_size, "as the phase asks")
+            self._compile(runner, size, "as the phase asks")
         else:
             self._estimate = runner.program.estimate_compile(self._max_call_steps)
             if self._estimate is not None:
@@ -143,14 +144,12 @@ class CompilePolicy(LoopExtension):
                 seconds = estimate.compile_seconds
                 timed_enough = min(_TIMED_SECONDS, _TIMED_SHARE * seconds)
                 if _is_free(estimate):
-                    self._compile(
-                        runner, batch_size, microbatch_size, "compiling takes no longer than uncompiled steps"
-                    )
+                    self._compile(runner, size, "compiling takes no longer than uncompiled steps")
                 elif not self._timed_steps or self._timed.seconds < timed_enough:
                     self._wait_seconds = timed_enough - self._timed.seconds
                 elif self._pays_off(estimate):
                     why = f"{self._why(estimate)}; {seconds:.1f} s were expected for it"
-                    self._compile(runner, batch_size, microbatch_size, why)
+                    self._compile(runner, size, why)
 
     def most_steps(self, call: Call) -> int:
         """Return the most steps that do not delay the next decision."""
@@ -194,7 +193,7 @@ class CompilePolicy(LoopExtension):
         self._cause, self._is_dropped = cause, True
         return True
 
-    def _decide_again(self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None) -> None:
+    def _decide_again(self, runner: ChunkRunner, size: StepSize) -> None:
         """Compile again, if that pays for the steps until the next change."""
         if not self._timed_steps:
             return
@@ -215,7 +214,7 @@ class CompilePolicy(LoopExtension):
             )
         if pays:
             self._is_dropped = False
-            self._compile(runner, batch_size, microbatch_size, f"{self._cause}, and uncompiled steps would take longer")
+            self._compile(runner, size, f"{self._cause}, and uncompiled steps would take longer")
 
     def went_back(self, n_steps: int) -> None:
         if self._steps_left is not None:
@@ -282,18 +281,15 @@ class CompilePolicy(LoopExtension):
         steps = f"{self._timed_steps:,} step{'s' * (self._timed_steps > 1)} of {_duration(self._step_seconds)}"
         return f"{costs} and save {_duration(saved)} in {steps}{late}"
 
-    def _compile(self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None, why: str) -> None:
-        self._tried.add((batch_size, microbatch_size, runner.n_rows))
-        if runner.n_microbatches(batch_size, microbatch_size) is None:
-            self._log_event(
-                "compile",
-                f"steps of {batch_size} rows in micro-batches of {microbatch_size} run one at a time, uncompiled",
-            )
+    def _compile(self, runner: ChunkRunner, size: StepSize, why: str) -> None:
+        self._tried.add((size, runner.n_rows))
+        if size.arguments(runner.program) is None:
+            self._log_event("compile", f"steps of {size} run one at a time, uncompiled")
             return
         self._on_activity("compiling")
         began = time.perf_counter()
         try:
-            runner.compile(batch_size, microbatch_size)
+            runner.compile(size)
         except (CompileError, MemoryError) as error:  # neither has changed anything
             self._decided = True
             release_frames(error)

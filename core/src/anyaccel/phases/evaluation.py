@@ -241,7 +241,7 @@ class Evaluation:
             with closing(self._policy.rows.loader.chunks(0)) as chunks:
                 for chunk in chunks:
                     pending: list[tuple[str, object]] = []
-                    runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.rows.microbatch_size
+                    runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.rows.max_rows
                     for step in chunk.steps:
                         for part in [step] if max_rows is None else step.split(max_rows):
                             values, step_losses = runner.evaluate(part.rows)

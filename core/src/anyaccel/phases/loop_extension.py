@@ -16,7 +16,7 @@ from typing import Any
 from anyaccel import interrupts
 from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.executor.pipeline import ChunkRunner
-from anyaccel.phases.loading.epoch_plan import StepRange
+from anyaccel.phases.loading.epoch_plan import StepRange, StepSize
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
 
@@ -47,8 +47,7 @@ class Call:
         runner: Runner of the chunk.
         start: Row of its first step.
         n_left: Steps of this size that are left in the chunk.
-        batch_size: Rows of a step.
-        microbatch_size: Rows that are computed at once, at most; None for all.
+        size: Rows of a step.
         n_steps: Number of its steps; 0 until this is decided.
         n_counted: Number of these that `run.step` has counted while it ran.
         train: Function that makes the call.
@@ -57,13 +56,10 @@ class Call:
     runner: ChunkRunner
     start: int
     n_left: int
-    batch_size: int
-    microbatch_size: int | None
+    size: StepSize
     n_steps: int = 0
     n_counted: int = 0
-    train: Callable[[Call], list[Losses]] = lambda call: call.runner.train_steps(
-        call.start, call.n_steps, call.batch_size, call.microbatch_size
-    )
+    train: Callable[[Call], list[Losses]] = lambda call: call.runner.train_steps(call.start, call.n_steps, call.size)
 
 
 class LoopExtension:

@@ -18,7 +18,7 @@ from anyaccel.html import size
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.executor.cross_segment import PipelineStage
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
-from anyaccel.phases.loading.epoch_plan import StepRange, StepRows
+from anyaccel.phases.loading.epoch_plan import StepRange, StepRows, StepSize
 from anyaccel.phases.loading.loader import BatchLoader, LoadedRows
 from anyaccel.phases.loading.residency import LoaderFactory, Place, free_memory, state_slots
 from anyaccel.phases.loop_extension import CallInProgress, LoopExtension
@@ -79,20 +79,20 @@ class OutOfMemoryRecovery:
         if self._streamed is not None and self.rows.loader.residency != "streamed":
             self.rows.loader.close()
             self.rows.loader = self._streamed()
-            if self.rows.microbatch_size:
-                self.rows.loader.limit_rows(self.rows.microbatch_size)
+            if self.rows.max_rows:
+                self.rows.loader.limit_rows(self.rows.max_rows)
             self._log(error, "rows are streamed from now on")
             return
         shrunk = self.rows.loader.shrink()
         n_rows = n_rows or self.batch_size
-        at_once = min(self.rows.microbatch_size or n_rows, n_rows)
+        at_once = min(self.rows.max_rows or n_rows, n_rows)
         indivisible = at_once <= 1 or bool(self._report.couplings)
         if not indivisible and self._gives_up_snapshots(at_once):
             self._log(error, "snapshots are no longer taken, because whole steps do not fit next to them")
         elif not indivisible:
-            self.rows.microbatch_size = smaller(n_rows, at_once)
-            self.rows.loader.limit_rows(self.rows.microbatch_size)
-            self._log(error, f"{self.rows.microbatch_size} of {n_rows} rows at a time from now on")
+            self.rows.max_rows = smaller(n_rows, at_once)
+            self.rows.loader.limit_rows(self.rows.max_rows)
+            self._log(error, f"{self.rows.max_rows} of {n_rows} rows at a time from now on")
         elif shrunk:
             self._log(error, "rows are streamed in smaller blocks from now on")
         elif self._snapshots_hold(unknown=True) and self.snapshots is not None and self.snapshots.give_up():
@@ -131,7 +131,7 @@ class OutOfMemoryRecovery:
         """Return the error that ends the phase after a step of `n_rows` rows has failed."""
         _release(error)
         n_rows = n_rows or self.batch_size
-        return self._report.error(error, min(self.rows.microbatch_size or n_rows, n_rows), self.rows.loader)
+        return self._report.error(error, min(self.rows.max_rows or n_rows, n_rows), self.rows.loader)
 
     def _log(self, error: OutOfMemoryError, measure: str) -> None:
         self._log_event("memory", f"{self._name}: memory ran out ({error.problem}); {measure}")
@@ -492,7 +492,8 @@ class OutOfMemoryReport:
     def _compute(self, runner: ChunkRunner, rows: StepRows, at_once: int | None) -> None:
         """Compute some rows, in training at most `at_once` together, and wait for the results."""
         if self.trains:
-            runner.try_step(rows, at_once)
+            n_rows = max(stop - start for start, stop in rows.values())
+            runner.try_step(rows, StepSize(n_rows, at_once))
             self.pipeline.synchronize()
             return
         values, step_losses = runner.evaluate(rows)

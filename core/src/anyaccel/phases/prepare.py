@@ -111,9 +111,9 @@ def prepare(
         first: dict[str, int] = {}  # by feature set: the first step with one row of it
         n_before, largest, epochs = 0, 0, drawn.epochs
         for steps in epochs.steps if isinstance(epochs, TrainingEpochs) else ():
-            largest = max(largest, steps.microbatch_size or steps.batch_size)
+            largest = max(largest, steps.size.at_once)
             for name, (start, stop) in steps.rows.items():
-                at_once = steps.microbatch_size or stop - start
+                at_once = min(steps.size.at_once, stop - start)
                 if 1 in (at_once, (stop - start) % at_once):
                     first.setdefault(name, n_before + 1)
             n_before += steps.n_steps

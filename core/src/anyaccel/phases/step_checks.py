@@ -83,14 +83,14 @@ class MeanCheck(LoopExtension):
         """Warn of the first loss whose mean over two halves of a batch differs from that over the batch."""
         if not self._labels:
             return
-        of_all = self._gather([min(steps.batch_size, steps.microbatch_size or steps.batch_size), steps.n_steps])
+        of_all = self._gather([steps.size.at_once, steps.n_steps])
         n_rows, n_steps = map(min, zip(*of_all, strict=True))
         if n_rows < 2:
             self._labels = self._labels if len(of_all) == 1 else []
             return
         labels, self._labels = self._labels, []
         for i in sorted({0, n_steps // 2, n_steps - 1}):  # the first may be one in which all tokens count
-            batch = next(steps.skip(i).first(1).split(steps.microbatch_size or steps.batch_size))
+            batch = next(steps.skip(i).first(1).split(steps.size.at_once))
             differing = self._differing(runner, batch, labels)
             if differing is not None:
                 if self._is_first:

@@ -77,7 +77,7 @@ class StepNotifier(StepListeners):
         self._raised: BaseException | None = None
 
     def before_call(self, call: Call) -> None:
-        if call.runner.notifies_steps(call.batch_size, call.microbatch_size):
+        if call.runner.notifies_steps(call.size):
             call.train = self._train
 
     def most_steps(self, call: Call) -> int:
@@ -87,16 +87,16 @@ class StepNotifier(StepListeners):
         """Run at most the steps of a call, notifying of each; the completed ones are then its steps."""
         self._call = call
         self._run.last_losses = self._losses
-        n_asked, rows = call.n_steps, call.batch_size
+        n_asked = call.n_steps
         try:
-            means = call.runner.train_and_notify(call.start, n_asked, rows, call.microbatch_size, self._step_done)
+            means = call.runner.train_and_notify(call.start, n_asked, call.size, self._step_done)
         finally:
             self._in_progress.n_steps = n_asked - call.n_counted
             # the last losses are kept, and nothing of the program and its columns
             self._run.last_losses = self._losses().copy
             self._call = self._table = None
         call.n_steps = call.n_counted
-        return [call.runner.losses_of(means, call.n_steps, rows)]
+        return [call.runner.losses_of(means, call.n_steps, call.size.rows)]
 
     def _step_done(self, table: Callable[[], Any]) -> bool:
         """Notify of a step, whose losses a function returns; return whether to end the call."""
@@ -124,4 +124,4 @@ class StepNotifier(StepListeners):
     def _losses(self) -> list[Losses]:
         if self._call is None or self._table is None:
             return []
-        return [self._call.runner.losses_of(self._table(), 1, self._call.batch_size)]
+        return [self._call.runner.losses_of(self._table(), 1, self._call.size.rows)]

@@ -162,20 +162,19 @@ class TrainLoop:
             if steps.uniform:
                 self._uniform_steps(runner, steps, losses)
                 continue
-            size, microbatch = steps.batch_size, self._rows.microbatch_size
-            self._in_progress.rows_at_once = min(microbatch or size, size)
-            uneven = Call(runner, 0, 1, size, microbatch, n_steps=1)
-            uneven.train = lambda call, rows=steps.rows: call.runner.train_step(rows, call.microbatch_size)  # type: ignore[misc]
+            size = steps.size.at_most(self._rows.max_rows)
+            self._in_progress.rows_at_once = size.at_once
+            uneven = Call(runner, 0, 1, size, n_steps=1)
+            uneven.train = lambda call, rows=steps.rows: call.runner.train_step(rows, call.size)  # type: ignore[misc]
             self._make(uneven, losses)
 
     def _uniform_steps(self, runner: ChunkRunner, steps: StepRange, losses: LossAccumulator) -> None:
         """Return the number of steps of a call that the pacing and all extensions allow."""
-        start, size, n_steps = steps.start, steps.batch_size, steps.n_steps
-        microbatch = min(filter(None, (self._rows.microbatch_size, steps.microbatch_size)), default=None)
-        self._in_progress.rows_at_once = min(microbatch or size, size)
+        start, size, n_steps = steps.start, steps.size.at_most(self._rows.max_rows), steps.n_steps
+        self._in_progress.rows_at_once = size.at_once
         done = 0
         while done < n_steps and not self._run.stopped:
-            call = Call(runner, start + done * size, n_steps - done, size, microbatch)
+            call = Call(runner, start + done * size.rows, n_steps - done, size)
             for agree in self._at.agree:
                 agree(call, self._most_steps(call))
             for prepare in self._at.before_call:
@@ -202,7 +201,7 @@ class TrainLoop:
             step_losses = call.train(call)
         first = run.step - call.n_counted
         self._in_progress.n_steps = 0
-        self._samples.add(first, call.n_steps, call.batch_size)
+        self._samples.add(first, call.n_steps, call.size.rows)
         try:
             losses.add(step_losses, first, call.n_steps)
             for done in self._at.call_done:

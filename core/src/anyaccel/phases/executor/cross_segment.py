@@ -14,7 +14,7 @@ from anyaccel.backend import ComputingBackend, Program
 from anyaccel.device import Device
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.graph.resolve import route
-from anyaccel.phases.loading.epoch_plan import RowSpan, StepRows
+from anyaccel.phases.loading.epoch_plan import RowSpan, StepRows, StepSize
 from anyaccel.phases.loading.loader import DeviceColumns
 from anyaccel.precision import LossScaleState, ScalesLosses
 from anyaccel.results.events import LogEvent, discard_event
@@ -85,36 +85,29 @@ class CrossSegmentStep:
             for stage in self._stages
         )
 
-    def train_steps(
-        self, rows: StageRows, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
-    ) -> list[Losses]:
-        """Run steps one by one, each with the same rows of every order, at most `microbatch_size` of them at once."""
+    def train_steps(self, rows: StageRows, start: int, n_steps: int, size: StepSize) -> list[Losses]:
+        """Run steps one by one, each with the same rows of every order."""
         losses: list[Losses] = []
-        for first in range(start, start + n_steps * batch_size, batch_size):
-            last, most = first + batch_size, microbatch_size or batch_size
-            spans = [(begin, min(begin + most, last)) for begin in range(first, last, most)]
-            parts = [(partial(_same_span, span), span[1] - span[0]) for span in spans]
-            losses += self._step(rows, parts, partial(_same_span, (first, last)))
+        for first in range(start, start + n_steps * size.rows, size.rows):
+            parts = [(partial(_same_span, (first + low, first + high)), high - low) for low, high in size.cuts]
+            losses += self._step(rows, parts, partial(_same_span, (first, first + size.rows)))
         return losses
 
-    def train_step(self, rows: StageRows, step: StepRows, microbatch_size: int | None = None) -> list[Losses]:
+    def train_step(self, rows: StageRows, step: StepRows, size: StepSize) -> list[Losses]:
         """One step with some rows of each feature set in it.
 
-        It is computed in micro-batches only where it takes equally many rows of each: otherwise these would weigh the
-        losses of each feature set by other numbers of rows.
+        It is computed in parts only where it takes equally many rows of each: otherwise these would weigh the losses
+        of each feature set by other numbers of rows.
         """
-        sizes = {stop - start for start, stop in step.values()}
-        batch = max(sizes)
-        if microbatch_size is None or microbatch_size >= batch or len(sizes) > 1:
+        if len(size.cuts) == 1 or len({stop - start for start, stop in step.values()}) > 1:
             return self._step(rows, [(step.get, 1)], step.get)
-        cuts = [(low, min(low + microbatch_size, batch)) for low in range(0, batch, microbatch_size)]
-        return self._step(rows, [(partial(_part_of, step, cut), cut[1] - cut[0]) for cut in cuts], step.get)
+        return self._step(rows, [(partial(_part_of, step, cut), cut[1] - cut[0]) for cut in size.cuts], step.get)
 
-    def try_step(self, rows: StageRows, step: StepRows, microbatch_size: int | None = None) -> None:
+    def try_step(self, rows: StageRows, step: StepRows, size: StepSize) -> None:
         """Run `train_step` without notifying watchers; the caller restores a snapshot afterwards."""
         watchers, self.watchers = self.watchers, ()
         try:
-            self.train_step(rows, step, microbatch_size)
+            self.train_step(rows, step, size)
         finally:
             self.watchers = watchers
             for stage in self._stages:

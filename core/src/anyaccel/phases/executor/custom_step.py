@@ -10,7 +10,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
 from anyaccel.phases.executor.cross_segment import Losses, PipelineStage
-from anyaccel.phases.loading.epoch_plan import StepRows
+from anyaccel.phases.loading.epoch_plan import StepRows, StepSize
 from anyaccel.phases.loading.loader import DeviceColumn, DeviceColumns
 
 BatchColumns = Mapping[str, DeviceColumn]
@@ -40,17 +40,15 @@ class CustomStep:
         """Return the columns of a chunk as the step finds them."""
         return {key: columns[name] for key, name in self._names.items()}
 
-    def train_steps(
-        self, columns: BatchColumns, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
-    ) -> list[Losses]:
+    def train_steps(self, columns: BatchColumns, start: int, n_steps: int, size: StepSize) -> list[Losses]:
         """Run steps one by one, each with the same rows of every order."""
         sets = {column.feature_set for column in columns.values()}
         losses: list[Losses] = []
-        for first in range(start, start + n_steps * batch_size, batch_size):
-            losses += self.train_step(columns, dict.fromkeys(sets, (first, first + batch_size)))
+        for first in range(start, start + n_steps * size.rows, size.rows):
+            losses += self.train_step(columns, dict.fromkeys(sets, (first, first + size.rows)), size)
         return losses
 
-    def train_step(self, columns: BatchColumns, step: StepRows, microbatch_size: int | None = None) -> list[Losses]:
+    def train_step(self, columns: BatchColumns, step: StepRows, size: StepSize) -> list[Losses]:
         """One step with some rows of each feature set in it; it is never split."""
         gathered: dict[int, Any] = {}
         for column in columns.values():
@@ -67,9 +65,9 @@ class CustomStep:
         figures = {name: (value * n_rows, n_rows) for name, value in self._figures(result).items()}
         return [Losses(self._stage.backend, 0, tuple(figures), pairs=figures)]
 
-    def try_step(self, columns: BatchColumns, step: StepRows, microbatch_size: int | None = None) -> None:
+    def try_step(self, columns: BatchColumns, step: StepRows, size: StepSize) -> None:
         """Run `train_step`; the caller restores a snapshot afterwards."""
-        self.train_step(columns, step)
+        self.train_step(columns, step, size)
         self._stage.program.zero_grad()
 
     def snapshot(self) -> int:

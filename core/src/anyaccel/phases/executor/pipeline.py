@@ -17,13 +17,13 @@ from anyaccel.data.casting import widened
 from anyaccel.errors import StateError
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep, Losses, PipelineStage, SpanOf
 from anyaccel.phases.executor.custom_step import CustomStep
-from anyaccel.phases.loading.epoch_plan import StepRows
+from anyaccel.phases.loading.epoch_plan import StepRows, StepSize
 from anyaccel.phases.loading.loader import DeviceColumns
 from anyaccel.results.events import LogEvent, discard_event
 from anyaccel.segment import LossTerm, NodeState
 
-TrainSteps = Callable[[int, int, int, int | None], list[Losses]]
-TrainStep = Callable[[StepRows, int | None], list[Losses]]
+TrainSteps = Callable[[int, int, StepSize], list[Losses]]
+TrainStep = Callable[[StepRows, StepSize], list[Losses]]
 Evaluate = Callable[[StepRows], tuple[dict[str, Any], list[Losses]]]
 
 
@@ -51,7 +51,7 @@ class ChunkRunner:
     """
 
     train_step: TrainStep
-    try_step: Callable[[StepRows, int | None], None]
+    try_step: Callable[[StepRows, StepSize], None]
     evaluate: Evaluate
     one_by_one: TrainSteps
     stage: PipelineStage | None = None
@@ -62,31 +62,23 @@ class ChunkRunner:
     weighted: tuple[str, ...] = ()
     elements: Mapping[str, int] = field(default_factory=dict)
 
-    def train_steps(
-        self, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
-    ) -> list[Losses]:
-        """Train steps of `batch_size` rows each from row `start` of all orders on, `microbatch_size` rows at once."""
-        n_microbatches = self.n_microbatches(batch_size, microbatch_size)
-        if n_microbatches is None or self.program is None or self.stage is None:
-            return self.one_by_one(start, n_steps, batch_size, microbatch_size)
-        more = () if n_microbatches == 1 else (n_microbatches,)
-        means = self.program.train_steps(self.columns, self.orders, start, n_steps, batch_size, *more)
-        return [self.losses_of(means, n_steps, batch_size)]
+    def train_steps(self, start: int, n_steps: int, size: StepSize) -> list[Losses]:
+        """Train steps of one size, from row `start` of all orders on."""
+        arguments = size.arguments(self.program)
+        if arguments is None or self.program is None or self.stage is None:
+            return self.one_by_one(start, n_steps, size)
+        means = self.program.train_steps(self.columns, self.orders, start, n_steps, *arguments)
+        return [self.losses_of(means, n_steps, size.rows)]
 
-    def train_and_notify(
-        self, start: int, n_steps: int, batch_size: int, microbatch_size: int | None, after_step: AfterStep
-    ) -> Any:
+    def train_and_notify(self, start: int, n_steps: int, size: StepSize, after_step: AfterStep) -> Any:
         """Run `train_steps` with a program that `notifies_steps`; return the mean losses of the completed steps."""
-        n_microbatches = self.n_microbatches(batch_size, microbatch_size) or 1
-        rows: Any = (self.columns, self.orders, start, n_steps, batch_size)
         assert isinstance(self.program, NotifyingProgram)
-        return self.program.train_and_notify(*rows, after_step, n_microbatches)
+        batch_size, *more = size.arguments(self.program) or (size.rows,)
+        return self.program.train_and_notify(self.columns, self.orders, start, n_steps, batch_size, after_step, *more)
 
-    def notifies_steps(self, batch_size: int, microbatch_size: int | None) -> bool:
+    def notifies_steps(self, size: StepSize) -> bool:
         """Return whether the program for steps of this size reports each of them."""
-        return (
-            isinstance(self.program, NotifyingProgram) and self.n_microbatches(batch_size, microbatch_size) is not None
-        )
+        return isinstance(self.program, NotifyingProgram) and size.arguments(self.program) is not None
 
     def losses_of(self, means: Any, n_steps: int, batch_size: int) -> Losses:
         """Return the losses of some steps that the program has done, from the means that it gave."""
@@ -111,22 +103,15 @@ class ChunkRunner:
         """Length of the row orders, as programs are compiled for; 0 without a program."""
         return int(self.orders[0].shape[0]) if self.orders else 0
 
-    def n_microbatches(self, batch_size: int, microbatch_size: int | None) -> int | None:
-        """Return the number of micro-batches of a step; None if the program cannot use them, or without a program."""
-        if self.program is None or microbatch_size is None or microbatch_size >= batch_size:
-            return None if self.program is None else 1
-        divides = self.program.supports_microbatching and batch_size % microbatch_size == 0
-        return batch_size // microbatch_size if divides else None
-
-    def compile(self, batch_size: int, microbatch_size: int | None) -> None:
-        """Compile steps of `batch_size` rows.
+    def compile(self, size: StepSize) -> None:
+        """Compile steps of one size.
 
         Raises:
             CompileError: they cannot be compiled.
         """
-        n_microbatches = self.n_microbatches(batch_size, microbatch_size)
-        if self.program is not None and n_microbatches is not None:
-            self.program.compile(self.columns, self.orders, batch_size, n_microbatches)
+        arguments = size.arguments(self.program)
+        if self.program is not None and arguments is not None:
+            self.program.compile(self.columns, self.orders, *arguments)
 
 
 class Restorable(Protocol):

@@ -6,15 +6,57 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from anyaccel.data import EpochOrders, Rows, Sampler, SimpleSampler
 from anyaccel.errors import PhaseError, SamplerError
 from anyaccel.phases.loading.prefetch import BackgroundCall
+from anyaccel.program import MultiStepProgram
 
 THREAD_ROWS = 8192
 """An order of fewer rows is drawn faster than a thread starts."""
+
+
+class StepSize(NamedTuple):
+    """The rows of a step, and how many of them are computed at once: all, or those of a micro-batch.
+
+    Attributes:
+        rows: Rows of the step, of the feature set with the most.
+        microbatch_size: Most rows that are computed at once; None for all.
+    """
+
+    rows: int
+    microbatch_size: int | None = None
+
+    def __str__(self) -> str:
+        if self.at_once == self.rows:
+            return f"{self.rows} rows"
+        return f"{self.rows} rows in micro-batches of {self.at_once}"
+
+    @property
+    def at_once(self) -> int:
+        """The most rows that are computed at once."""
+        return min(self.microbatch_size or self.rows, self.rows)
+
+    @property
+    def cuts(self) -> list[RowSpan]:
+        """The rows that are computed together, counted from the first row of the step."""
+        return [(low, min(low + self.at_once, self.rows)) for low in range(0, self.rows, self.at_once)]
+
+    def at_most(self, max_rows: int | None) -> StepSize:
+        """Return the same step, with at most `max_rows` rows at once; None sets no limit."""
+        return self if max_rows is None else StepSize(self.rows, min(self.at_once, max_rows))
+
+    def arguments(self, program: MultiStepProgram | None) -> tuple[int, ...] | None:
+        """Return the arguments of a program for steps of this size; None if it cannot run them, or without one."""
+        if program is None:
+            return None
+        if self.at_once == self.rows:
+            return (self.rows,)
+        divides = program.supports_microbatching and self.rows % self.at_once == 0
+        return (self.rows, self.rows // self.at_once) if divides else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +86,11 @@ class StepRange:
     def batch_size(self) -> int:
         """The most rows that a step takes of one feature set."""
         return max(stop - start for start, stop in self.rows.values())
+
+    @property
+    def size(self) -> StepSize:
+        """The rows of each step, and how many of them are computed at once."""
+        return StepSize(self.batch_size, self.microbatch_size)
 
     @property
     def covered(self) -> StepRows:
@@ -85,6 +132,12 @@ def uniform_range(
     """Return `n_steps` steps of `batch_size` rows each, from row `start` of every order on."""
     rows = dict.fromkeys(feature_sets, (start, start + batch_size))
     return StepRange(rows, n_steps, uniform=True, microbatch_size=microbatch_size)
+
+
+def accumulating_step(feature_sets: Iterable[str], start: int, batch_sizes: Sequence[int]) -> StepRange:
+    """Return one step over batches of these sizes, from row `start` of every order on."""
+    at_once = max(batch_sizes) if len(batch_sizes) > 1 else None
+    return uniform_range(feature_sets, start, 1, sum(batch_sizes), at_once)
 
 
 @dataclass(frozen=True, slots=True)

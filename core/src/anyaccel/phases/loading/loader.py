@@ -39,11 +39,11 @@ class LoadedRows:
 
     Attributes:
         loader: Loader of the rows.
-        microbatch_size: Maximum number of rows that are computed at once; None for whole steps.
+        max_rows: Maximum number of rows that are computed at once; None for whole steps.
     """
 
     loader: BatchLoader
-    microbatch_size: int | None = None
+    max_rows: int | None = None
 
 
 class BatchLoader(ABC):

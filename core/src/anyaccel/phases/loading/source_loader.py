@@ -22,7 +22,7 @@ from anyaccel.data.streaming.random_states import States, imported_backends, sam
 from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock, StepRange, uniform_range
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock, StepRange, accumulating_step
 from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
 from anyaccel.phases.loading.loader import (
     BatchLoader,
@@ -171,15 +171,14 @@ class BatchSourceLoader(BatchLoader):
         sets = tuple(dict.fromkeys(column.feature_set for column in self._columns))
         last, stop = None, 0
         for first in range(0, len(sizes), self._accumulate):
-            batches = sizes[first : first + self._accumulate]
-            rows, microbatch = sum(batches), max(batches) if self._accumulate > 1 else None
-            if last is not None and (last.batch_size, last.microbatch_size) == (rows, microbatch):
+            step = accumulating_step(sets, stop, sizes[first : first + self._accumulate])
+            if last is not None and last.size == step.size:
                 last = last.first(last.n_steps + 1)
             else:
                 if last is not None:
                     yield last
-                last = uniform_range(sets, stop, 1, rows, microbatch)
-            stop += rows
+                last = step
+            stop += step.batch_size
         if last is not None:
             yield last
 

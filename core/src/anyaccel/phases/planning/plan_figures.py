@@ -236,7 +236,7 @@ def _rows(resolution: Resolution, parts: Sequence[DrawnPart]) -> tuple[int | Non
     epochs = parts[0].epochs if parts else None
     if epochs is None or any(column.ragged for column in resolution.plan.columns):
         return None, "the size of a batch is not known"
-    return max(min(step.batch_size, step.microbatch_size or step.batch_size) for step in epochs.epoch(0).steps), ""
+    return max(step.size.at_once for step in epochs.epoch(0).steps), ""
 
 
 def _recomputed_nodes(segment: Segment) -> list[str]:
