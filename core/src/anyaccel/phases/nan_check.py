@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from anyaccel.backend import ComputingBackend
-from anyaccel.data import RaggedColumn, Rows, joined_array
+from anyaccel.data import Rows, joined_array
 from anyaccel.errors import NaNWarning
 from anyaccel.graph import Column, Plan
 from anyaccel.graph.nodes import kind_of
-from anyaccel.phases.loading.host_columns import HostColumn
+from anyaccel.phases.loading.host_columns import HostColumn, stored_values
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable
 from anyaccel.segment import Segment
@@ -52,7 +52,7 @@ def notes(
         taken = term.inputs[:1] + term.inputs[2:] if term.inputs[2:] else term.inputs  # weights may leave NaN out
         reached.update(name for value in taken for name in origins.get(value, {value}))
     columns = [column for column in plan.columns if column.name in reached and column.name in arrays]
-    with_nan = [column for column in columns if _has_nan(_values(arrays[column.name]))]
+    with_nan = [column for column in columns if _has_nan(stored_values(arrays[column.name]))]
     split = phase.data if isinstance(phase.data, str) else "all"
     return tuple(dict.fromkeys(_notes(with_nan, rows, split)))
 
@@ -78,10 +78,6 @@ def warn_of_float16(phase: PhaseSettings, segments: Sequence[Segment], backends:
                 problem += "updates are lost or not finite. Hint: convert them to float32, and write "
                 problem += "precision='fp16-mixed' to compute in float16"
                 warnings.warn(printable(problem), NaNWarning, stacklevel=user_level())
-
-
-def _values(column: HostColumn) -> np.ndarray:
-    return column.values if isinstance(column, RaggedColumn) else column
 
 
 def _has_nan(array: np.ndarray) -> bool:

@@ -24,7 +24,7 @@ from anyaccel.graph.shape_inference import training_only_inputs
 from anyaccel.metrics import BoundMetric
 from anyaccel.phases.evaluation import bind_metrics, measured_losses
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationRows, TrainingEpochs
-from anyaccel.phases.loading.host_columns import TargetRange, make_host_columns, target_ranges
+from anyaccel.phases.loading.host_columns import TargetRange, check_resident, make_host_columns, target_ranges
 from anyaccel.phases.loading.input_data import InputData, PhaseSources, input_data
 from anyaccel.phases.loading.residency import (
     LoaderFactory,
@@ -304,13 +304,8 @@ def _factory(
     part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
     if source is None:
         assert epochs is not None
-        ragged = next((column for column in plan.columns if column.ragged), None)
-        if ragged is not None and drawn.part.residency == "resident":
-            raise PhaseError(
-                f"phase {drawn.part.label!r} has residency='resident', and the rows of {ragged.shown} differ in length",
-                cause="batches that are padded to different lengths are always streamed",
-                hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
-            )
+        if drawn.part.residency == "resident":
+            check_resident(drawn.part.label, plan.columns)
         return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, ranges, known), epochs)
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):

@@ -37,6 +37,7 @@ from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.learners import Learners, learning_in
+from anyaccel.phases.loading.host_columns import note_lengths
 from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
 from anyaccel.phases.memory_error import release_frames
@@ -234,13 +235,8 @@ def execute(
                 return execution.start()
             except BaseException as error:
                 run.error = error
-                ragged = [] if run.plan is None else [column.shown for column in run.plan.columns if column.ragged]
-                if ragged and run.looping and isinstance(error, Exception):
-                    # A model may have been made for one length, which is known only when a batch of another comes.
-                    error.add_note(
-                        f"the rows of {', '.join(ragged)} differ in length, and each batch is padded "
-                        f"to its longest row; a model with a fixed length needs pad={{'COLUMN': Pad(..., length=...)}}"
-                    )
+                if run.plan is not None and run.looping and isinstance(error, Exception):
+                    note_lengths(error, run.plan.columns)
                 raise
             finally:
                 try:

@@ -18,6 +18,7 @@ from anyaccel.graph.device_assignment import accelerator_of_environment
 from anyaccel.launched import Launched, launched
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
+from anyaccel.phases.loading.host_columns import one_shape
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import ProcessGroups
 from anyaccel.phases.settings import PhaseSettings, Samplers
@@ -235,8 +236,8 @@ def may_compute_together(phase: PhaseSettings, resolution: Resolution) -> bool:
     (backend, *others) = resolution.backends
     replicate = None if others else backend.capability(Replicate)
     able = replicate is not None and replicate.computes_together
-    ragged = any(column.ragged for column in resolution.plan.columns)
-    return able and not phase.deterministic and phase.residency != "streamed" and not ragged
+    in_memory = not phase.deterministic and phase.residency != "streamed"
+    return able and in_memory and one_shape(resolution.plan.columns)
 
 
 def check_shareable(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +12,10 @@ import numpy as np
 
 from anyaccel.data import FeatureSet, RaggedColumn, Rows, joined_spec, loadable_array
 from anyaccel.data.casting import first_unrepresentable
+from anyaccel.data.joined_columns import gather
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms import relevant_transforms
-from anyaccel.errors import ColumnError, ShapeError
+from anyaccel.errors import ColumnError, PhaseError, ShapeError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.graph.resolve import class_axis
 from anyaccel.phases.accumulation import ignored_target
@@ -26,7 +27,69 @@ from anyaccel.user_level import user_level
 Batch = Mapping[str, np.ndarray]
 """Columns of a batch in host memory by name, [rows, *shape]."""
 HostColumn = np.ndarray | RaggedColumn
-"""All rows of a column in host memory: an array [n, *shape], or rows of different length."""
+"""All rows of a column in host memory: an array [n, *shape], or rows of different length; the functions below take both
+so that loaders do not ask which one they have."""
+
+
+def one_shape(columns: Iterable[Column]) -> bool:
+    """Whether all batches of as many rows have one shape; otherwise each is padded to its longest row."""
+    return not any(column.ragged for column in columns)
+
+
+def check_resident(phase: str, columns: Iterable[Column]) -> None:
+    """Check that the rows of a phase can be resident.
+
+    Raises:
+        PhaseError: they differ in length.
+    """
+    ragged = next((column for column in columns if column.ragged), None)
+    if ragged is not None:
+        raise PhaseError(
+            f"phase {phase!r} has residency='resident', and the rows of {ragged.shown} differ in length",
+            cause="batches that are padded to different lengths are always streamed",
+            hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
+        )
+
+
+def note_lengths(error: Exception, columns: Iterable[Column]) -> None:
+    """Add a note to an error of a step if rows differ in length.
+
+    A model may have been made for one length, which is known only when a batch of another comes.
+    """
+    ragged = [column.shown for column in columns if column.ragged]
+    if ragged:
+        error.add_note(
+            f"the rows of {', '.join(ragged)} differ in length, and each batch is padded to its longest row; a model "
+            "with a fixed length needs pad={'COLUMN': Pad(..., length=...)}"
+        )
+
+
+def as_arrays(columns: Mapping[str, HostColumn]) -> dict[str, np.ndarray] | None:
+    """Return the columns, if the rows of none differ in length."""
+    arrays = {name: column for name, column in columns.items() if not isinstance(column, RaggedColumn)}
+    return arrays if len(arrays) == len(columns) else None
+
+
+def stored_values(column: HostColumn) -> np.ndarray:
+    """Return the numbers of all rows, without padding."""
+    return column.values if isinstance(column, RaggedColumn) else column
+
+
+def batch_shape(column: HostColumn, n_rows: int, rows: np.ndarray | slice = slice(None)) -> tuple[int, ...]:
+    """Return the shape of a batch of `n_rows` rows, which are at most as long as the longest of `rows`."""
+    if isinstance(column, RaggedColumn):
+        return (n_rows, column.width(rows), *column.values.shape[1:])
+    return (n_rows, *column.shape[1:])
+
+
+def copy_rows(column: HostColumn, rows: np.ndarray | slice, out: np.ndarray) -> None:
+    """Copy some rows to `out`, of the shape of their batch."""
+    if isinstance(column, RaggedColumn):
+        column.fill(rows, out)
+    elif isinstance(rows, slice):
+        np.copyto(out, column[rows])
+    else:
+        gather(column, rows, out)
 
 
 _SUM_TOLERANCE = 0.01

@@ -11,21 +11,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from anyaccel.backend import Memory
-from anyaccel.data import BatchSource, MapSource, RaggedColumn, Source
+from anyaccel.data import BatchSource, MapSource, Source
 from anyaccel.device import Device
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.formulas import OPTIMIZERS
 from anyaccel.graph import Column, Plan
 from anyaccel.html import listing, size
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StreamKey
-from anyaccel.phases.loading.host_columns import Batch, HostColumn, TargetRange
+from anyaccel.phases.loading.host_columns import Batch, HostColumn, TargetRange, as_arrays
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader, load, stream_of
 from anyaccel.phases.loading.source_loader import (
     BLOCK_SECONDS,
-    BatchSourceLoader,
     MapSourceLoader,
-    PaddedSourceLoader,
     SourceRandomness,
+    load_batches,
 )
 from anyaccel.phases.loading.streaming import BLOCKS, MixedLoader, StreamingLoader
 from anyaccel.phases.memory_error import as_out_of_memory, release_frames
@@ -388,7 +387,7 @@ class RowsLoaderFactory(LoaderFactory):
         self._make_arrays, self._epochs = make_arrays, epochs
         self._nbytes: dict[Place, int] = {}
         self._columns: list[ColumnBytes] = []
-        for column in self._distinct(_dense(self.arrays) or {}):  # counted now: later they may have been given away
+        for column in self._distinct(as_arrays(self.arrays) or {}):  # counted now: later they may have been given away
             place, array = (column.framework, column.device), self.arrays[column.name]
             self._nbytes[place] = self._nbytes.get(place, 0) + array.nbytes
             same = tuple(e.name for e in plan.columns if self.arrays[e.name] is array and is_in(e, place))
@@ -400,7 +399,7 @@ class RowsLoaderFactory(LoaderFactory):
 
     def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
         """Return a resident loader; a streamed one if rows differ in length, because each batch has its own shape."""
-        arrays = _dense(self._host_arrays())
+        arrays = as_arrays(self._host_arrays())
         if arrays is None:
             return self.streamed()
         self.arrays = {}
@@ -419,7 +418,7 @@ class RowsLoaderFactory(LoaderFactory):
         return self._columns
 
     def mixed(self, resident: Collection[str], block_bytes: float, on_loaded: OnLoaded | None = None) -> BatchLoader:
-        arrays, epochs = _dense(self._host_arrays()), self._epochs
+        arrays, epochs = as_arrays(self._host_arrays()), self._epochs
         if arrays is None:
             return self.streamed()
         self.arrays = {}
@@ -438,12 +437,6 @@ class RowsLoaderFactory(LoaderFactory):
         """Return columns, without repetitions of one array in the same place."""
         columns = (column for column in self.plan.columns if column.name in arrays)
         return list({(id(arrays[column.name]), column.framework, column.device): column for column in columns}.values())
-
-
-def _dense(arrays: Mapping[str, HostColumn]) -> dict[str, np.ndarray] | None:
-    """Return the columns, if the rows of none differ in length."""
-    dense = {name: array for name, array in arrays.items() if not isinstance(array, RaggedColumn)}
-    return dense if len(dense) == len(arrays) else None
 
 
 class SourceLoaderFactory(LoaderFactory):
@@ -497,9 +490,7 @@ def batch_source_loaders(
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
-        one_shape = not any(column.ragged for column in plan.columns)
-        loader = BatchSourceLoader if one_shape else PaddedSourceLoader
-        return loader(plan.columns, source, ranges, accumulate, int(block_bytes), seed, share)
+        return load_batches(plan.columns, source, ranges, accumulate, int(block_bytes), seed, share)
 
     return SourceLoaderFactory(plan, source, 1, make_loader)
 

@@ -23,7 +23,7 @@ from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock, StepRange, accumulating_step
-from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
+from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch, one_shape
 from anyaccel.phases.loading.loader import (
     BatchLoader,
     Chunk,
@@ -412,6 +412,15 @@ class PaddedSourceLoader(BatchSourceLoader):
             target[...] = part
             start += len(part)
         return out
+
+
+def load_batches(columns: Sequence[Column], *arguments: Any) -> BatchSourceLoader:
+    """Return the loader for batches of one shape, or the one for batches that differ in length.
+
+    The arguments are the same as for `BatchSourceLoader`.
+    """
+    kind = BatchSourceLoader if one_shape(columns) else PaddedSourceLoader
+    return kind(columns, *arguments)
 
 
 # -- Source progress: the random states of a source epoch by epoch, and the rows of its steps, to go on in another run

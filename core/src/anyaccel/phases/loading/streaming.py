@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from anyaccel.backend import AsyncCopy, ComputingBackend
-from anyaccel.data import RaggedColumn
-from anyaccel.data.joined_columns import gather
 from anyaccel.device import Device
 from anyaccel.graph import Column
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, RowSpan, StepBlock, StreamKey
-from anyaccel.phases.loading.host_columns import HostColumn
+from anyaccel.phases.loading.host_columns import HostColumn, batch_shape, copy_rows, one_shape
 from anyaccel.phases.loading.loader import BatchLoader, Chunk, load_orders, stream_of, with_orders
 from anyaccel.phases.loading.prefetch import prefetch
 
@@ -39,13 +37,9 @@ class _StreamedColumn:
     device: Device
 
     def buffer(self, n_rows: int) -> np.ndarray:
-        """Allocate host memory for `n_rows` rows; for a ragged column its longest rows, if known."""
-        array = self.array
-        if isinstance(array, RaggedColumn):
-            shape: tuple[int, ...] = (n_rows * array.padding.longest * math.prod(array.values.shape[1:]),)
-        else:
-            shape = (n_rows, *array.shape[1:])
-        return self.backend.staging_buffer(shape, str(array.dtype), self.device)
+        """Allocate host memory for `n_rows` rows."""
+        shape = batch_shape(self.array, n_rows)
+        return self.backend.staging_buffer(shape, str(self.array.dtype), self.device)
 
     def part(self, buffers: dict[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
         """Return the beginning of its buffer in this shape; the buffer grows where it is too small."""
@@ -94,7 +88,7 @@ class StreamingLoader(BatchLoader):
     """Keep rows in host memory, and on their devices only while they are computed.
 
     Every block has the same shape, so that nothing is compiled for a single block: the last one ends in rows without
-    meaning, which no step takes. Ragged columns are padded to the longest row of a block, which is then one step.
+    meaning, which no step takes. If rows differ in length, a block is one step, padded to its longest row.
 
     Args:
         columns: Columns of the plan.
@@ -116,7 +110,7 @@ class StreamingLoader(BatchLoader):
     ) -> None:
         self.n_steps: int | None = plan.n_steps
         self._columns, self._plan = tuple(columns), plan
-        self.one_shape = not any(column.ragged for column in columns)
+        self.one_shape = one_shape(columns)
         self._alone = not self.one_shape  # each step in a block of its own
         self._block_steps = 1 if self._alone else block_steps
         self._max_rows = 0
@@ -232,12 +226,12 @@ class StreamingLoader(BatchLoader):
         for column in self._streamed:
             name, array = column.names[0], column.array
             span, order = block.spans.get(column.stream[0]), block.orders.get(column.stream)
-            if isinstance(array, RaggedColumn):
+            if not self.one_shape:
                 together = block.whole.get(column.stream, (order, 0))[0]
-                width = array.width(_rows_of(span or (0, 0), together))
-                filled[name] = column.part(buffers, (self._block_rows, width, *array.values.shape[1:]))
+                shape = batch_shape(array, self._block_rows, _rows_of(span or (0, 0), together))
+                filled[name] = column.part(buffers, shape)
             if span is not None:
-                _fill(array, filled[name], span, order)
+                copy_rows(array, _rows_of(span, order), filled[name][: span[1] - span[0]])
         for orders in self._order_columns:
             orders.fill(filled[orders.names[0]], block)
         return filled
@@ -252,16 +246,6 @@ def arrived(copies: Mapping[str, AsyncCopy]) -> dict[str, Any]:
 
 def _rows_of(span: RowSpan, order: np.ndarray | None) -> np.ndarray | slice:
     return slice(*span) if order is None else order
-
-
-def _fill(array: HostColumn, buffer: np.ndarray, span: RowSpan, order: np.ndarray | None) -> None:
-    start, stop = span
-    if isinstance(array, RaggedColumn):
-        array.fill(_rows_of(span, order), buffer[: stop - start])
-    elif order is None:
-        np.copyto(buffer[: stop - start], array[start:stop])
-    else:
-        gather(array, order, buffer[: stop - start])
 
 
 def _order_of(name: str) -> str:
