@@ -513,9 +513,10 @@ def kills(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 def damage(session: nox.Session) -> None:
     """2,000 flipped bits and thousands of hostile manifests; `unit` takes a sample of both."""
-    install(session, *editable(), *group("test"))
+    install(session, *editable("devtools"), *group("test"))
     env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD}
     tests = [f"tests/core/saved_folder/test_{name}.py" for name in ("damage", "hostile")]
+    tests.append("plugins/devtools/tests/commands/test_verify.py")
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)
 
 

@@ -311,28 +311,6 @@ def test_names_commands_and_settings_of_requests_say_what_is_not_installed(
         aa.Experiment("e", graph).plan(train)
 
 
-MODULE = """
-import numpy as np
-import anyaccel as aa
-
-x = np.ones((4, 2), "float32")
-data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
-graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), data.reference())], "sgd")
-train = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")])
-"""
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(("option", "named"), [("--on", "plan.inventory"), ("--file", "anyaccel.Inventory")])
-def test_a_plan_for_a_machine_that_is_not_here_says_what_is_not_installed(
-    tmp_path: Path, option: str, named: str
-) -> None:
-    (tmp_path / "planned.py").write_text(MODULE, "utf-8")
-    status, output = run("plan", f"{tmp_path}/planned.py:train", option, "8x H100-80GB")
-    assert status == 2 and f"error: {named} {RESOURCES}" in output
-    assert "net" in run("plan", f"{tmp_path}/planned.py:train")[1]
-
-
 @pytest.mark.usefixtures("alone")
 def test_a_saved_graph_with_a_request_says_what_is_not_installed() -> None:
     graph, _ = pieces()

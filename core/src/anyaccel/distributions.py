@@ -46,7 +46,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         ),
     },
     COMMANDS: {
-        "anyaccel-devtools": "conform doctor env new-plugin",
+        "anyaccel-devtools": "checkpoint conform doctor env estimate explain new-plugin plan",
         "anyaccel-distributed": "run",
         "anyaccel-offload": "device-map",
         "anyaccel-resources": "resolve",

@@ -11,8 +11,8 @@ import torch
 
 import anyaccel as aa
 from anyaccel.errors import PhaseError
-from anyaccel.phases.planning.plan_figures import advise
 from anyaccel.plugin_testing import TinyBackend
+from anyaccel_devtools.commands.plan import advise
 from anyaccel_torch.settings import BOOLEANS
 
 X = np.ones((8, 3, 4, 4), "float32")

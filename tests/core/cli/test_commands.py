@@ -41,7 +41,6 @@ def register(*backends: object) -> None:
     "command",
     [
         (),
-        ("checkpoint",),
         ("completion",),
         ("demo",),
         ("devices",),
@@ -61,13 +60,9 @@ def test_the_help_lists_every_command_with_a_sentence(call):
     listed = call("--help").stdout.partition("Commands:")[2].strip().splitlines()
     offered = " ".join(OFFERED[COMMANDS].values()).split()  # by other distributions, where they are installed
     names = [
-        "checkpoint",
         "completion",
         "demo",
         "devices",
-        "estimate",
-        "explain",
-        "plan",
         "plugins",
     ]
     assert [line.split()[0] for line in listed if line.split()[0] not in offered] == names

@@ -5,10 +5,8 @@ A sample of bits is in every run; `nox -s damage`, or `ANYACCEL_TEST_FULL=1`, tr
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ import pytest
 
 import anyaccel as aa
 from anyaccel import saved_folder
-from anyaccel.cli.checkpoint import verification
 from anyaccel.errors import AnyaccelError, StateError
 from anyaccel.phases.checkpointing import run_folder
 
@@ -105,89 +102,3 @@ def test_a_file_that_was_cut_is_told(checkpoint, cut):
         with pytest.raises(AnyaccelError, match=rf"{file.name}' (is not|differs)"):
             contents(checkpoint)
         file.write_bytes(whole)
-
-
-# -- verify finds it in every file, also in those that no load reads ---------------------------------------------------
-
-
-@pytest.fixture
-def run(checkpoint, tmp_path) -> Path:
-    """A run with that checkpoint as the newer of two."""
-    folder = tmp_path / "run"
-    shutil.copytree(checkpoint.parent, folder)
-    shutil.copytree(checkpoint, folder / "epoch-000001-step-000000000")
-    assert (folder / "latest").read_text() == f"{checkpoint.name}\n"
-    assert is_verified(folder)
-    return folder
-
-
-def is_verified(folder: Path) -> bool:
-    return verification.run(str(folder), True) == 0
-
-
-def files_of(run: Path) -> list[Path]:
-    """All files but the lock, which is empty."""
-    return sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".lock")
-
-
-def test_verify_finds_every_bit_that_changes(run):
-    draw, files = random.Random(1), files_of(run)
-    assert {path.name.partition("-")[0] for path in files} == {
-        *("latest", "manifest.json", "model.safetensors.index.json", "run", "state")
-    }
-    sizes = [path.stat().st_size for path in files]
-    for number in range(BITS):
-        i = number % len(files)
-        bit = draw.randrange(sizes[i] * 8)
-        whole = files[i].read_bytes()
-        changed = bytearray(whole)
-        changed[bit // 8] ^= 1 << bit % 8
-        files[i].write_bytes(changed)
-        assert not is_verified(run), (files[i].name, bit)
-        files[i].write_bytes(whole)
-    assert is_verified(run)
-
-
-def test_verify_finds_files_that_were_cut_exchanged_or_lost(run, checkpoint):
-    for file in files_of(run):
-        whole = file.read_bytes()
-        for contents in (b"", whole[:-1], whole[: len(whole) // 2], whole + b"\0", bytes(len(whole))):
-            file.write_bytes(contents)
-            assert not is_verified(run), (file.name, len(contents))
-        file.write_bytes(whole)
-        if file.name != "latest":
-            file.unlink()
-            is_none = file.name == "manifest.json"  # what has no manifest is no checkpoint
-            assert is_none or not is_verified(run), file.name
-            file.write_bytes(whole)
-    arrays = sorted((run / checkpoint.name).glob("*.safetensors"))
-    for first, second in itertools.pairwise(arrays):
-        contents = first.read_bytes(), second.read_bytes()
-        first.write_bytes(contents[1])
-        second.write_bytes(contents[0])
-        assert not is_verified(run)
-        first.write_bytes(contents[0])
-        second.write_bytes(contents[1])
-    assert is_verified(run)
-
-
-def test_verify_finds_files_of_another_save(run, checkpoint, tmp_path):
-    """With the same names and shapes, and other values."""
-    other, one = tmp_path / "other", run / checkpoint.name
-    manifest, state = saved_folder.read(checkpoint, "graph")
-    parts = {name: manifest[name] for name in ("graph", "checkpoint")}
-    changed = {name: array + 1 if array.dtype.kind == "f" else array for name, array in state.items()}
-    saved_folder.write(other, parts, changed, saved_folder.read(checkpoint, "graph", "run")[1], largest_shard=200)
-    mine, theirs = (sorted(folder.glob("state-*")) for folder in (one, other))
-    for file in mine:
-        whole = file.read_bytes()
-        for replacement in theirs:
-            file.write_bytes(replacement.read_bytes())
-            assert not is_verified(run), file.name
-        file.write_bytes(whole)
-    for name in ("manifest.json", "model.safetensors.index.json"):
-        whole = (one / name).read_bytes()
-        (one / name).write_bytes((other / name).read_bytes())
-        assert not is_verified(run), name
-        (one / name).write_bytes(whole)
-    assert is_verified(run)

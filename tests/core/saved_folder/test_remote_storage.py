@@ -12,11 +12,9 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 import anyaccel as aa
 from anyaccel import saved_folder
-from anyaccel.cli.main import group
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.saved_folder.manifest import PREVIOUS
 
@@ -299,26 +297,6 @@ def test_a_fitted_model_goes_there_and_comes_back(url):
     fitted = aa.fit(aa.SequentialMLP(), pa.table(table), target="y", loss="mse", epochs=1, progress="none")
     fitted.save(url)
     np.testing.assert_array_equal(aa.load(url).predict(pa.table(table)), fitted.predict(pa.table(table)))
-
-
-def call(*arguments):
-    """Exit status and all output of a command."""
-    result = CliRunner().invoke(group, arguments, prog_name="anyaccel", catch_exceptions=False)
-    return result.exit_code, result.output + str(getattr(result, "stderr", ""))
-
-
-def test_the_command_line_takes_urls(url):
-    train(new_graph(), 2, checkpoint=aa.Checkpoint(url))
-    status, told = call("checkpoint", "list", url)
-    assert status == 0 and "epoch-000002-step-000000000" in told
-    for command in ("show", "verify"):
-        status, told = call("checkpoint", command, url)
-        assert status == 0 and "epoch-000002-step-000000000" in told
-    status, told = call("checkpoint", "convert", url, f"{url}/net.safetensors")
-    assert status == 0, told
-    assert new_graph().load_weights(f"{url}/net.safetensors").loaded
-    status, told = call("checkpoint", "convert", url, f"{url}/net.safetensors")
-    assert status != 0 and "already exists" in told
 
 
 def test_a_time_that_a_store_does_not_tell_is_left_out(monkeypatch):

@@ -14,8 +14,6 @@ import click
 
 from anyaccel.cli import completion as shell_completion
 from anyaccel.cli.base_command import JSON, PLUGIN_TIMEOUT, Command, PlainCommand, load_plugins_of
-from anyaccel.cli.checkpoint.commands import checkpoint
-from anyaccel.cli.plan_commands import estimate, explain, plan
 from anyaccel.distributions import COMMANDS, entry_points, load
 from anyaccel.errors import PluginError
 
@@ -74,19 +72,7 @@ def group() -> None:
       anyaccel devices          list the devices of this machine
       anyaccel demo             train and test a small graph on the best of them
       anyaccel plugins --json   list the installed plugins, for a script
-
-    \b
-    Before a phase runs:
-      anyaccel plan train.py:train --on "8x H100-80GB"
-
-    \b
-    Saved graphs and checkpoints:
-      anyaccel checkpoint list runs/a
     """
-
-
-for _each in (checkpoint, plan, explain, estimate):
-    group.add_command(_each)
 
 
 @_command(short_help="Train and test a small graph.")

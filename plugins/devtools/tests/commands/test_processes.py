@@ -9,6 +9,7 @@ import pytest
 
 from anyaccel.plugin_testing import write_distribution
 
+COMMANDS = ("checkpoint", "conform", "doctor", "env", "estimate", "explain", "new-plugin", "plan")
 RUN = "import os, sys; {}; os.execv(sys.executable, [sys.executable, '-P', '-m', 'anyaccel', *sys.argv[1:]])"
 
 WRONG = """
@@ -29,7 +30,9 @@ def backends():
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", ["conform", "doctor", "env", "new-plugin"])
+@pytest.mark.parametrize(
+    "command", ["checkpoint", "conform", "doctor", "env", "estimate", "explain", "new-plugin", "plan"]
+)
 def test_examples_in_the_help_are_valid_commands(flag, command, call):
     answer = call(command, flag)
     assert answer.exit_code == 0
@@ -42,7 +45,7 @@ def test_examples_in_the_help_are_valid_commands(flag, command, call):
 def test_each_command_is_listed_with_a_sentence(call):
     listed = call("--help").stdout.partition("Commands:")[2].strip().splitlines()
     found = {line.split()[0]: line for line in listed}
-    for name in ("conform", "doctor", "env", "new-plugin"):
+    for name in COMMANDS:
         assert found[name].endswith(".") and not found[name].endswith("...") and "Not usable" not in found[name]
 
 

@@ -14,7 +14,7 @@ import click
 from anyaccel.arguments import shown
 from anyaccel.cli.base_command import JSON, Command
 from anyaccel.cli.console import print_json, print_line, print_table
-from anyaccel.cli.plan import load_object
+from anyaccel.cli.module_objects import load_object
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, OutOfMemoryError
 from anyaccel.registry import registry

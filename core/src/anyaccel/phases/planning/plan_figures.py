@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.step_costs import StepCosts
 from anyaccel.backend import ComputingBackend
@@ -27,10 +26,9 @@ from anyaccel.graph import (
     topology,
 )
 from anyaccel.host_memory import host_memory
-from anyaccel.html import listing, size
-from anyaccel.phases.framework_settings import FrameworkSettings
+from anyaccel.html import size
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange
-from anyaccel.phases.loading.host_columns import same_array
+from anyaccel.phases.loading.host_columns import one_shape, same_array
 from anyaccel.phases.loading.loader import stream_of
 from anyaccel.phases.loading.residency import (
     ColumnBytes,
@@ -234,7 +232,7 @@ def _remat_figures(
 def _rows(resolution: Resolution, parts: Sequence[DrawnPart]) -> tuple[int | None, str]:
     """Return the most rows that are computed together, or why that is not known."""
     epochs = parts[0].epochs if parts else None
-    if epochs is None or any(column.ragged for column in resolution.plan.columns):
+    if epochs is None or not one_shape(resolution.plan.columns):
         return None, "the size of a batch is not known"
     return max(step.size.at_once for step in epochs.epoch(0).steps), ""
 
@@ -318,7 +316,7 @@ class _StepFigures:
             return f"the plugin of {backend.framework} does not report the memory of a step"
         if phase.step is not None:
             return "the phase has a custom step"
-        if part.epochs is None or any(column.ragged for column in self._resolution.plan.columns):
+        if part.epochs is None or not one_shape(self._resolution.plan.columns):
             return "the size of a batch is not known"
         weights = sum(assignment.nbytes for assignment in self._resolution.plan.assignments)
         rows = sum(spec.nbytes for spec, _ in segment.inputs.values()) * part.epochs.batch_size
@@ -374,147 +372,6 @@ class _StepFigures:
         yield from (metric.node for metric in part.metrics if metric.node not in learners)
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Advice: common practice of the field, checked on a phase as it is planned, each item with the figure behind it.
-
-
-DONE, DO, NO_EFFECT, UNKNOWN = "done", "do", "no effect here", "not covered"
-_ON_HOST = ("cpu", "sim")
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """An item: the practice, whether it is followed or would help, and the figure that shows it."""
-
-    practice: str
-    verdict: str
-    figure: str
-
-    def to_dict(self) -> dict[str, str]:
-        """Return plain data."""
-        return {"practice": self.practice, "verdict": self.verdict, "figure": self.figure}
-
-
-def advise(phase: PhaseSettings, graph: ModelGraph, plan: Plan) -> tuple[Advice, ...]:
-    """Every item of the list for a phase, its graph and its plan."""
-    return (
-        _pinned(plan),
-        _workers(plan),
-        _fixed_shapes(phase, plan),
-        _set_to_none(phase, plan),
-        _multiples(graph, plan),
-        _precision(graph, plan),
-        _monitoring(phase),
-    )
-
-
-def _streamed(plan: Plan) -> bool:
-    return any(decision.what.startswith("residency") and decision.choice == "streamed" for decision in plan.decisions)
-
-
-def _pinned(plan: Plan) -> Advice:
-    name = "pinned memory"
-    columns = [column for column in plan.columns if column.device.kind not in _ON_HOST]
-    if not columns:
-        return Advice(name, NO_EFFECT, "no column goes to the memory of an accelerator")
-    unpinned = [column for column in columns if not column.pinned]
-    nbytes = sum(column.spec.nbytes for column in unpinned) * (plan.batch_size or 0)
-    if not unpinned:
-        return Advice(name, DONE, f"all {len(columns)} columns are copied from pinned memory")
-    if not _streamed(plan):
-        return Advice(name, NO_EFFECT, "rows are resident: they are copied once, before the first step")
-    return Advice(name, DO, f"{size(nbytes)} are copied in each step; write Accelerator(..., pin_memory=True)")
-
-
-def _workers(plan: Plan) -> Advice:
-    sources = [decision for decision in plan.decisions if decision.why == "the data are a source"]
-    if sources:
-        why = "rows come from a source; results.events show how long steps wait for them"
-        return Advice("worker processes", UNKNOWN, why)
-    return Advice("worker processes", NO_EFFECT, "rows are in memory; nothing is decoded or read in a step")
-
-
-def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
-    name = "kernels chosen by trial (cudnn.benchmark)"
-    if all(assignment.device.kind in _ON_HOST for assignment in plan.assignments):
-        return Advice(name, NO_EFFECT, "no node is on a GPU")
-    ragged = [column.shown for column in plan.columns if column.ragged]
-    if ragged:
-        return Advice(name, NO_EFFECT, f"each batch has its own shape: {listing(ragged)} differ in length")
-    images = [column.shown for column in plan.columns if len(column.spec.shape) >= 3]
-    if not images:
-        return Advice(name, NO_EFFECT, "no column has the shape of images")
-    figure = f"all full batches have one shape, {plan.batch_size} rows of {listing(images)}"
-    backends = [assignment.backend for assignment in plan.assignments if assignment.device.kind not in _ON_HOST]
-    settings = {settings.kernel_trials for settings in (it.capability(HasSettings) for it in backends) if settings} - {
-        ""
-    }
-    if not settings:
-        return Advice(name, NO_EFFECT, f"no framework of the graph has a setting for this; {figure}")
-    settings_of_callbacks = [callback.values for callback in phase.callbacks if isinstance(callback, FrameworkSettings)]
-    left = [name for name in sorted(settings) if not any(values.get(name) is True for values in settings_of_callbacks)]
-    wanted = ", ".join(f"{setting!r}: True" for setting in left)
-    if not left:
-        return Advice(name, DONE, figure)
-    return Advice(name, DO, f"{figure}; write callbacks=[FrameworkSettings({{{wanted}}})]")
-
-
-def _set_to_none(phase: PhaseSettings, plan: Plan) -> Advice:
-    if not phase.trains:
-        return Advice("gradients set to none", NO_EFFECT, "the phase trains nothing")
-    gradients = sum(device_memory.gradients or 0 for device_memory in plan.memory)
-    return Advice("gradients set to none", DONE, f"{size(gradients)} of gradients are freed after each step")
-
-
-def _multiples(graph: ModelGraph, plan: Plan) -> Advice:
-    name = "dimensions in multiples of 8"
-    matrices = list(_matrices(graph, plan))
-    odd = [text for text, sides in matrices if any(side % 8 for side in sides)]
-    batch = f"a batch has {plan.batch_size} rows" if plan.batch_size else "the size of a batch is not known"
-    figure = (
-        f"{len(odd)} of {len(matrices)} matrices have another dimension{f': {listing(odd, 3)}' if odd else ''}; {batch}"
-    )
-    if all(assignment.device.kind in _ON_HOST for assignment in plan.assignments):
-        return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
-    return Advice(name, DO if odd or (plan.batch_size or 0) % 8 else DONE, figure)
-
-
-def _matrices(graph: ModelGraph, plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for assignment in plan.assignments:
-        model = getattr(graph[assignment.node], "model", None)
-        specs = assignment.backend.parameters(model) if model is not None else {}
-        for name, spec in specs.items():
-            if len(spec.shape) >= 2:
-                yield f"{assignment.node} {name} {list(spec.shape)}", spec.shape[:2]
-
-
-def _precision(graph: ModelGraph, plan: Plan) -> Advice:
-    name = "mixed precision"
-    wide = 0
-    for assignment in plan.assignments:
-        model = getattr(graph[assignment.node], "model", None)
-        specs = assignment.backend.parameters(model).values() if model is not None else ()
-        wide += sum(spec.nbytes for spec in specs if spec.dtype in ("float32", "float64"))
-    activations = [device_memory.activations for device_memory in plan.memory]
-    total = sum(nbytes or 0 for nbytes in activations)
-    beside = "activations are not covered" if None in activations else f"{size(total)} of activations and temporaries"
-    figure = f"{size(wide)} of parameters are float32 or wider; {beside}"
-    mixed = [assignment.node for assignment in plan.assignments if assignment.precision]
-    if mixed:
-        return Advice(name, DONE, f"{listing(mixed)} {'is' if len(mixed) == 1 else 'are'} computed in it; {figure}")
-    if all(assignment.device.kind in _ON_HOST for assignment in plan.assignments):
-        return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
-    return Advice(name, DO if wide else DONE, f"{figure}; write precision='bf16-mixed'" if wide else figure)
-
-
-def _monitoring(phase: PhaseSettings) -> Advice:
-    number = len(phase.callbacks)
-    if number:
-        kinds = listing([type(callback).__name__ for callback in phase.callbacks], 4)
-        return Advice("monitoring", DONE, f"{number} callback{'s' * (number > 1)} of the phase: {kinds}")
-    return Advice("monitoring", DO, "the phase has no callback; losses of each epoch are only in the results")
-
-
 # -- Memory of rows: what the rows of a phase take on their devices, resident or streamed, and which of them is chosen
 
 
@@ -564,7 +421,7 @@ def row_memory(
         memory.chunk_rows.append(_chunk_rows(plan, part, blocks))
         if part.epochs is None:
             memory.gaps.update(dict.fromkeys(_places(plan.columns), "the number of rows of a source is unknown"))
-        elif any(column.ragged for column in plan.columns):
+        elif not one_shape(plan.columns):
             memory.gaps.update(dict.fromkeys(_places(plan.columns), "each batch is padded to its own length"))
         elif choice != RESIDENT:
             resident = shared.resident if shared is not None else frozenset()
@@ -596,7 +453,7 @@ def _residency(
 ) -> tuple[str, str, _Shared | None]:
     if part.data.source is not None:
         return STREAMED, "the data are a source", None
-    if any(column.ragged for column in plan.columns):
+    if not one_shape(plan.columns):
         return STREAMED, "rows differ in length, and each batch is padded to its longest row", None
     if phase.residency != "auto":
         return phase.residency, "the phase asks for it", None
@@ -670,7 +527,7 @@ def _blocks(plan: Plan, epochs: EpochPlan, free: Mapping[Place, int], shared: _S
 
 
 def _chunk_rows(plan: Plan, part: DrawnPart, blocks: Sequence[StepBlock]) -> int:
-    if part.epochs is None or any(column.ragged for column in plan.columns):
+    if part.epochs is None or not one_shape(plan.columns):
         return 0
     if blocks:
         return max(_rows_of(block.steps) for block in blocks)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from anyaccel import distributions
 from anyaccel.numpy_backend import simulate
 
 MODULE = """
@@ -145,3 +146,14 @@ def test_the_working_directory_is_not_searched(spawn, tmp_path):
     (folder / "planned_here.py").write_text(MODULE, "utf-8")
     done = spawn("plan", "planned_here:train", cwd=folder)
     assert done.returncode == 2 and "cannot be run: ModuleNotFoundError" in done.stderr
+
+
+@pytest.mark.parametrize(("option", "named"), [("--on", "plan.inventory"), ("--file", "anyaccel.Inventory")])
+def test_a_plan_for_a_machine_that_is_not_here_says_what_is_not_installed(call, module, monkeypatch, option, named):
+    installed = distributions.entry_points
+    without = lambda group: [entry for entry in installed(group) if "anyaccel_resources" not in entry.value]  # noqa: E731
+    monkeypatch.setattr(distributions, "entry_points", without)
+    done = call("plan", f"{module}:train", option, "8x H100-80GB")
+    assert done.exit_code == 2
+    assert f"error: {named} needs anyaccel-resources, which is not installed" in done.stderr
+    assert call("plan", f"{module}:train").exit_code == 0

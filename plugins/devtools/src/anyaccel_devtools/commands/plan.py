@@ -2,121 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anyaccel.arguments import shown
+from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.cli.console import print_json, print_line, print_table
+from anyaccel.cli.module_objects import load_object
 from anyaccel.distributions import NAMES, load
-from anyaccel.errors import AnyaccelError, ConfigError, MissingDistributionError
+from anyaccel.errors import ConfigError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.plan import LARGEST, activation_line, covered
 from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
-from anyaccel.phases import Phase, plan_for
-from anyaccel.phases.planning.plan_figures import advise
-from anyaccel.suggestions import did_you_mean
-
-# -- Module objects: `module:object` on the command line, which runs that module --------------------------------------
-
-
-_EXAMPLE = "write 'package.module:train', or 'train.py:train'"
-
-
-def load_object(reference: str) -> tuple[ModuleType, Any]:
-    """Run a module and return an object of it. Output of the module goes to standard error, which names the module.
-
-    Args:
-        reference: `module:object`: the module as Python imports it, or the path of a file that ends with `.py`. The
-            working directory is not added to Python's search path.
-
-    Raises:
-        ConfigError: no such module or object, or the module fails.
-    """
-    name, separator, attribute = reference.rpartition(":")
-    if not separator or not name or not all(part.isidentifier() for part in attribute.split(".")):
-        raise ConfigError(f"{shown(reference)} is not module:object", hint=_EXAMPLE)
-    with redirect_stdout(sys.stderr):
-        module = _run(name)
-    sys.stderr.flush()  # what the module has printed comes before what follows
-    return module, _get(module, name, attribute)
-
-
-def _run(name: str) -> ModuleType:
-    is_file = name.endswith(".py")
-    print_line(f"running {name}", stderr=True)
-    try:
-        with _no_working_directory():
-            return _run_file(Path(name)) if is_file else importlib.import_module(name)
-    except AnyaccelError:
-        raise
-    except (Exception, SystemExit) as error:
-        problem = f"{name} cannot be run: {type(error).__name__}: {error}"
-        missing = isinstance(error, ModuleNotFoundError) and not is_file and str(error.name) in (name, *_parents(name))
-        hint = (
-            "install it, set PYTHONPATH, or pass the file: 'train.py:train'" if missing else "run it with python first"
-        )
-        raise ConfigError(problem, hint=hint) from error
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
-
-
-def _run_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise FileNotFoundError(f"the file {path} does not exist")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        if before is None:
-            del sys.modules[path.stem]
-        else:
-            sys.modules[path.stem] = before
-        raise
-    return module
-
-
-@contextmanager
-def _no_working_directory() -> Iterator[None]:
-    """Remove the working directory that `python -m anyaccel` puts first, inside this context."""
-    first = sys.path[:1]
-    implicit = bool(first) and first[0] in ("", str(Path.cwd())) and Path(sys.argv[0]).name == "__main__.py"
-    if implicit:
-        sys.path.pop(0)
-    try:
-        yield
-    finally:
-        if implicit:
-            sys.path.insert(0, first[0])
-
-
-def _get(module: ModuleType, name: str, attribute: str) -> Any:
-    target: Any = module
-    for part in attribute.split("."):
-        if not hasattr(target, part):
-            names = [name for name in vars(module) if not name.startswith("_")]
-            hint = did_you_mean(part, names, "name an object of the module")
-            raise ConfigError(f"{name} has no {attribute!r}", available=", ".join(names[:20]), hint=hint)
-        target = getattr(target, part)
-    return target
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-
+from anyaccel.html import listing, size
+from anyaccel.phases import FrameworkSettings, Phase, plan_for
+from anyaccel.phases.settings import PhaseSettings
 
 FITS, DOES_NOT_FIT, NOT_COVERED = 0, 1, 3
 """Exit statuses; 2 is that of errors."""
@@ -195,7 +98,7 @@ def run_plan(target: PlanTarget, output: Output) -> int:
     if output.save is not None:
         _write(output.save, plan.to_json())
     if output.html is not None:
-        _write(output.html, plan.to_html(_drawing(graph, plan)))
+        _write(output.html, plan.to_html(graph.visualize("svg", plan=plan)))
     if output.as_json:
         document: dict[str, Any] = {"plan": plan.to_dict(), "not_covered": list(plan.not_covered), "fits": plan.fits}
         document |= {"advice": [recommendation.to_dict() for recommendation in advice]} if output.advise else {}
@@ -241,15 +144,6 @@ def run_plan(target: PlanTarget, output: Output) -> int:
         print_line(f"\ncompared with the plan in {output.compare}:")
         print_line(str(difference))
     return _conclusion(plan)
-
-
-def _drawing(graph: ModelGraph, plan: Plan) -> str | None:
-    """Return the drawing of a graph; print a note and return None if the distribution that draws is not installed."""
-    try:
-        return graph.visualize("svg", plan=plan)
-    except MissingDistributionError as error:
-        print_line(f"the page has no drawing of the graph: {error}", stderr=True)
-        return None
 
 
 def run_explain(target: PlanTarget, node: str, as_json: bool) -> int:
@@ -325,3 +219,143 @@ def _write(path: str, text: str) -> None:
         Path(path).write_text(text, "utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", hint="name another file") from None
+
+
+# -- Advice: common practice of the field, checked on a phase as it is planned, each item with the figure behind it ----
+
+
+DONE, DO, NO_EFFECT, UNKNOWN = "done", "do", "no effect here", "not covered"
+_ON_HOST = ("cpu", "sim")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """An item: the practice, whether it is followed or would help, and the figure that shows it."""
+
+    practice: str
+    verdict: str
+    figure: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return plain data."""
+        return {"practice": self.practice, "verdict": self.verdict, "figure": self.figure}
+
+
+def advise(phase: PhaseSettings, graph: ModelGraph, plan: Plan) -> tuple[Advice, ...]:
+    """Every item of the list for a phase, its graph and its plan."""
+    return (
+        _pinned(plan),
+        _workers(plan),
+        _fixed_shapes(phase, plan),
+        _set_to_none(phase, plan),
+        _multiples(graph, plan),
+        _precision(graph, plan),
+        _monitoring(phase),
+    )
+
+
+def _streamed(plan: Plan) -> bool:
+    return any(decision.what.startswith("residency") and decision.choice == "streamed" for decision in plan.decisions)
+
+
+def _pinned(plan: Plan) -> Advice:
+    name = "pinned memory"
+    columns = [column for column in plan.columns if column.device.kind not in _ON_HOST]
+    if not columns:
+        return Advice(name, NO_EFFECT, "no column goes to the memory of an accelerator")
+    unpinned = [column for column in columns if not column.pinned]
+    nbytes = sum(column.spec.nbytes for column in unpinned) * (plan.batch_size or 0)
+    if not unpinned:
+        return Advice(name, DONE, f"all {len(columns)} columns are copied from pinned memory")
+    if not _streamed(plan):
+        return Advice(name, NO_EFFECT, "rows are resident: they are copied once, before the first step")
+    return Advice(name, DO, f"{size(nbytes)} are copied in each step; write Accelerator(..., pin_memory=True)")
+
+
+def _workers(plan: Plan) -> Advice:
+    sources = [decision for decision in plan.decisions if decision.why == "the data are a source"]
+    if sources:
+        why = "rows come from a source; results.events show how long steps wait for them"
+        return Advice("worker processes", UNKNOWN, why)
+    return Advice("worker processes", NO_EFFECT, "rows are in memory; nothing is decoded or read in a step")
+
+
+def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
+    name = "kernels chosen by trial (cudnn.benchmark)"
+    if all(assignment.device.kind in _ON_HOST for assignment in plan.assignments):
+        return Advice(name, NO_EFFECT, "no node is on a GPU")
+    ragged = [column.shown for column in plan.columns if column.ragged]
+    if ragged:
+        return Advice(name, NO_EFFECT, f"each batch has its own shape: {listing(ragged)} differ in length")
+    images = [column.shown for column in plan.columns if len(column.spec.shape) >= 3]
+    if not images:
+        return Advice(name, NO_EFFECT, "no column has the shape of images")
+    figure = f"all full batches have one shape, {plan.batch_size} rows of {listing(images)}"
+    backends = [assignment.backend for assignment in plan.assignments if assignment.device.kind not in _ON_HOST]
+    settings = {settings.kernel_trials for settings in (it.capability(HasSettings) for it in backends) if settings} - {
+        ""
+    }
+    if not settings:
+        return Advice(name, NO_EFFECT, f"no framework of the graph has a setting for this; {figure}")
+    settings_of_callbacks = [callback.values for callback in phase.callbacks if isinstance(callback, FrameworkSettings)]
+    left = [name for name in sorted(settings) if not any(values.get(name) is True for values in settings_of_callbacks)]
+    wanted = ", ".join(f"{setting!r}: True" for setting in left)
+    if not left:
+        return Advice(name, DONE, figure)
+    return Advice(name, DO, f"{figure}; write callbacks=[FrameworkSettings({{{wanted}}})]")
+
+
+def _set_to_none(phase: PhaseSettings, plan: Plan) -> Advice:
+    if not phase.trains:
+        return Advice("gradients set to none", NO_EFFECT, "the phase trains nothing")
+    gradients = sum(device_memory.gradients or 0 for device_memory in plan.memory)
+    return Advice("gradients set to none", DONE, f"{size(gradients)} of gradients are freed after each step")
+
+
+def _multiples(graph: ModelGraph, plan: Plan) -> Advice:
+    name = "dimensions in multiples of 8"
+    matrices = list(_matrices(graph, plan))
+    odd = [text for text, sides in matrices if any(side % 8 for side in sides)]
+    batch = f"a batch has {plan.batch_size} rows" if plan.batch_size else "the size of a batch is not known"
+    figure = (
+        f"{len(odd)} of {len(matrices)} matrices have another dimension{f': {listing(odd, 3)}' if odd else ''}; {batch}"
+    )
+    if all(assignment.device.kind in _ON_HOST for assignment in plan.assignments):
+        return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
+    return Advice(name, DO if odd or (plan.batch_size or 0) % 8 else DONE, figure)
+
+
+def _matrices(graph: ModelGraph, plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for assignment in plan.assignments:
+        model = getattr(graph[assignment.node], "model", None)
+        specs = assignment.backend.parameters(model) if model is not None else {}
+        for name, spec in specs.items():
+            if len(spec.shape) >= 2:
+                yield f"{assignment.node} {name} {list(spec.shape)}", spec.shape[:2]
+
+
+def _precision(graph: ModelGraph, plan: Plan) -> Advice:
+    name = "mixed precision"
+    wide = 0
+    for assignment in plan.assignments:
+        model = getattr(graph[assignment.node], "model", None)
+        specs = assignment.backend.parameters(model).values() if model is not None else ()
+        wide += sum(spec.nbytes for spec in specs if spec.dtype in ("float32", "float64"))
+    activations = [device_memory.activations for device_memory in plan.memory]
+    total = sum(nbytes or 0 for nbytes in activations)
+    beside = "activations are not covered" if None in activations else f"{size(total)} of activations and temporaries"
+    figure = f"{size(wide)} of parameters are float32 or wider; {beside}"
+    mixed = [assignment.node for assignment in plan.assignments if assignment.precision]
+    if mixed:
+        return Advice(name, DONE, f"{listing(mixed)} {'is' if len(mixed) == 1 else 'are'} computed in it; {figure}")
+    if all(assignment.device.kind in _ON_HOST for assignment in plan.assignments):
+        return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
+    return Advice(name, DO if wide else DONE, f"{figure}; write precision='bf16-mixed'" if wide else figure)
+
+
+def _monitoring(phase: PhaseSettings) -> Advice:
+    number = len(phase.callbacks)
+    if number:
+        kinds = listing([type(callback).__name__ for callback in phase.callbacks], 4)
+        return Advice("monitoring", DONE, f"{number} callback{'s' * (number > 1)} of the phase: {kinds}")
+    return Advice("monitoring", DO, "the phase has no callback; losses of each epoch are only in the results")

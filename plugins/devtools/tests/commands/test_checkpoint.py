@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from anyaccel import (
     TrainPhase,
     saved_folder,
 )
-from anyaccel.cli.checkpoint.differences import run as diff
+from anyaccel_devtools.commands.checkpoint import diff
 
 COMMANDS = ("convert", "diff", "list", "show", "verify")
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
@@ -328,3 +329,20 @@ def test_conversions_that_cannot_be_done_are_refused(call, tmp_path):
         answer = call("checkpoint", "convert", str(tmp_path / folder), str(tmp_path / name))
         assert answer.exit_code == 2 and message in answer.stderr, answer.stderr
     assert file.read_bytes() == b"before"
+
+
+# -- URLs --------------------------------------------------------------------------------------------------------------
+
+
+def test_all_commands_take_urls(call):
+    pytest.importorskip("fsspec.implementations.memory")
+    url = f"memory://run-{uuid.uuid4().hex}"
+    losses = [AppliedLoss("mse", on="head")]
+    graph().run(TrainPhase("train", data="all", losses=losses, epochs=2, checkpoint=Checkpoint(url)), progress="none")
+    for command in ("list", "show", "verify"):
+        answer = call("checkpoint", command, url)
+        assert answer.exit_code == 0 and "epoch-000002-step-000000000" in answer.stdout
+    assert call("checkpoint", "convert", url, f"{url}/net.safetensors").exit_code == 0
+    assert graph().load_weights(f"{url}/net.safetensors").loaded
+    again = call("checkpoint", "convert", url, f"{url}/net.safetensors")
+    assert again.exit_code != 0 and "already exists" in again.stderr

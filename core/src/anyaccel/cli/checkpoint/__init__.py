@@ -1,1 +1,0 @@
-"""The commands of `anyaccel checkpoint`: saved graphs and checkpoints, without the frameworks that wrote them."""

@@ -1,0 +1,104 @@
+"""Module objects: `module:object` on the command line, which runs that module."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from anyaccel.arguments import shown
+from anyaccel.cli.console import print_line
+from anyaccel.errors import AnyaccelError, ConfigError
+from anyaccel.suggestions import did_you_mean
+
+_EXAMPLE = "write 'package.module:train', or 'train.py:train'"
+
+
+def load_object(reference: str) -> tuple[ModuleType, Any]:
+    """Run a module and return an object of it. Output of the module goes to standard error, which names the module.
+
+    Args:
+        reference: `module:object`: the module as Python imports it, or the path of a file that ends with `.py`. The
+            working directory is not added to Python's search path.
+
+    Raises:
+        ConfigError: no such module or object, or the module fails.
+    """
+    name, separator, attribute = reference.rpartition(":")
+    if not separator or not name or not all(part.isidentifier() for part in attribute.split(".")):
+        raise ConfigError(f"{shown(reference)} is not module:object", hint=_EXAMPLE)
+    with redirect_stdout(sys.stderr):
+        module = _run(name)
+    sys.stderr.flush()  # what the module has printed comes before what follows
+    return module, _get(module, name, attribute)
+
+
+def _run(name: str) -> ModuleType:
+    is_file = name.endswith(".py")
+    print_line(f"running {name}", stderr=True)
+    try:
+        with _no_working_directory():
+            return _run_file(Path(name)) if is_file else importlib.import_module(name)
+    except AnyaccelError:
+        raise
+    except (Exception, SystemExit) as error:
+        problem = f"{name} cannot be run: {type(error).__name__}: {error}"
+        missing = isinstance(error, ModuleNotFoundError) and not is_file and str(error.name) in (name, *_parents(name))
+        hint = (
+            "install it, set PYTHONPATH, or pass the file: 'train.py:train'" if missing else "run it with python first"
+        )
+        raise ConfigError(problem, hint=hint) from error
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _run_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(f"the file {path} does not exist")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if before is None:
+            del sys.modules[path.stem]
+        else:
+            sys.modules[path.stem] = before
+        raise
+    return module
+
+
+@contextmanager
+def _no_working_directory() -> Iterator[None]:
+    """Remove the working directory that `python -m anyaccel` puts first, inside this context."""
+    first = sys.path[:1]
+    implicit = bool(first) and first[0] in ("", str(Path.cwd())) and Path(sys.argv[0]).name == "__main__.py"
+    if implicit:
+        sys.path.pop(0)
+    try:
+        yield
+    finally:
+        if implicit:
+            sys.path.insert(0, first[0])
+
+
+def _get(module: ModuleType, name: str, attribute: str) -> Any:
+    target: Any = module
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            names = [name for name in vars(module) if not name.startswith("_")]
+            hint = did_you_mean(part, names, "name an object of the module")
+            raise ConfigError(f"{name} has no {attribute!r}", available=", ".join(names[:20]), hint=hint)
+        target = getattr(target, part)
+    return target
