@@ -163,7 +163,9 @@ class _Resolver:
             assignments=tuple(self._assigned.values()),
             columns=tuple(builder.columns.values()),
             crossings=tuple(Crossings(self._assigned, self._shapes, builder.live, self._registry).of(segments)),
-            parts=tuple(map(_part, segments, first, parts)),
+            parts=tuple(
+                Part(s.label, a.framework, tuple(labels)) for s, a, labels in zip(segments, first, parts, strict=True)
+            ),
             notes=tuple(self._notes(active)),
             replicas=request.devices if len(request.devices) > 1 else (),
         )
@@ -405,10 +407,6 @@ class _Resolver:
             yield from (f"{label} takes no part: no loss depends on it" for label in idle)
 
 
-def _part(segment: Segment, assignment: Assignment, labels: Sequence[str]) -> Part:
-    return Part(segment.label, assignment.framework, tuple(labels))
-
-
 # -- partition: cuts a graph into convex segments, which no path leaves and enters again -------------------------------
 
 
@@ -428,7 +426,13 @@ def cut(order: Sequence[str], owner: Mapping[str, Hashable], parents: Mapping[st
     segment_of: dict[str, int] = {}
     for label in order:
         before = {segment_of[parent] for parent in parents[label]}
-        target = _joinable(segments, needs, owner, label, before)
+        # The latest segment of the same owner such that no other segment that the node depends on depends on it.
+        reach = {i: _closure(needs, i) for i in before}
+        target = None
+        for i in reversed(range(len(segments))):
+            if owner[segments[i][0]] == owner[label] and not any(i in to for j, to in reach.items() if j != i):
+                target = i
+                break
         if target is None:
             target = len(segments)
             segments.append([])
@@ -437,21 +441,6 @@ def cut(order: Sequence[str], owner: Mapping[str, Hashable], parents: Mapping[st
         needs[target] |= before - {target}
         segment_of[label] = target
     return [segments[i] for i in TopologicalSorter(dict(enumerate(needs))).static_order()]
-
-
-def _joinable(
-    segments: Sequence[Sequence[str]],
-    needs: Sequence[set[int]],
-    owner: Mapping[str, Hashable],
-    label: str,
-    before: set[int],
-) -> int | None:
-    """Return the latest segment of the same owner such that no other segment that `label` depends on depends on it."""
-    reach = {i: _closure(needs, i) for i in before}
-    for i in reversed(range(len(segments))):
-        if owner[segments[i][0]] == owner[label] and not any(i in reached for j, reached in reach.items() if j != i):
-            return i
-    return None
 
 
 def _closure(needs: Sequence[set[int]], start: int) -> set[int]:
@@ -556,7 +545,12 @@ class SegmentBuilder:
         operations = tuple(map(self._operation, part))
         losses = tuple(term for term in self.terms if term.on in part)
         computed = {name for operation in operations for name in operation.outputs}
-        arrivals = {name: device for name, device in _arrivals(operations, losses).items() if name not in computed}
+        arrivals: dict[str, Device] = {}  # each value arrives on the device of the first that takes it
+        takers: list[Operation | LossTerm] = [*operations, *losses]
+        for taker in takers:
+            for name in taker.inputs:
+                if name not in computed:
+                    arrivals.setdefault(name, taker.device)
         needed = {name for label in self.wants for name in self.shapes.outputs[label]}
         needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
         needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
@@ -614,16 +608,6 @@ def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpe
     """Whether the results of an operation are all that a model returns, in order and batch first."""
     specs = [output.spec for output in results if output is not None]
     return None not in results and list(returned) == list(positional_outputs(specs))
-
-
-def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> dict[str, Device]:
-    """Return the device of each value: that of the first operation or loss that uses it."""
-    takers: list[Operation | LossTerm] = [*operations, *losses]
-    devices: dict[str, Device] = {}
-    for taker in takers:
-        for name in taker.inputs:
-            devices.setdefault(name, taker.device)
-    return devices
 
 
 # -- sharding assignment: whose parameters replicas divide, by one rule: what the node says, else the phase ------------
@@ -1278,7 +1262,12 @@ class ColumnTable:
         Raises:
             SamplerError: the sampler of its feature set has no such stream.
         """
-        (feature_set, names, _), stream = selection, self._stream(selection)
+        feature_set, names, asked = selection
+        stream, known = asked or "", self._streams.get(feature_set.label)
+        if known is not None:
+            check_stream(stream, feature_set.label, known)
+        if known and stream == known[0]:  # the first
+            stream = ""
         key = (feature_set.label, names, stream, to.framework, to.device, spec)
         if key not in self._columns:
             base = str(selection._replace(stream=stream or None))
@@ -1301,13 +1290,6 @@ class ColumnTable:
                 ragged=feature_set.is_ragged(names[0]) and _keeps_length(spec, joined_spec(feature_set, names)),
             )
         return self._columns[key]
-
-    def _stream(self, selection: ColumnSelection) -> str:
-        """Return the stream that is read, `""` for the first."""
-        stream, known = selection.stream or "", self._streams.get(selection.feature_set.label)
-        if known is not None:
-            check_stream(stream, selection.feature_set.label, known)
-        return "" if known and stream == known[0] else stream
 
 
 def _keeps_length(spec: TensorSpec, stored: TensorSpec) -> bool:

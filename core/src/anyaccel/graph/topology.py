@@ -28,7 +28,9 @@ def by_label(nodes: Iterable[Node]) -> dict[str, Node]:
         GraphError: an object that is not a node, or a label that is duplicate, reserved, or that of a feature set.
     """
     labelled: dict[str, Node] = {}
-    for node in _listed(nodes):
+    if not isinstance(nodes, Iterable):
+        raise GraphError(f"nodes must be a list, got {type(nodes).__name__}", hint="write [node]")
+    for node in nodes:
         check_node(node)
         if node.label in labelled:
             raise GraphError(
@@ -57,13 +59,6 @@ def check_node(node: Any) -> None:
         )
     if node.label in _RESERVED:
         raise GraphError(f"the label {node.label!r} {_RESERVED[node.label]}", hint="choose another label")
-
-
-def _listed(nodes: Iterable[Node]) -> list[Node]:
-    try:
-        return list(nodes)
-    except TypeError:
-        raise GraphError(f"nodes must be a list, got {type(nodes).__name__}", hint="write [node]") from None
 
 
 def feature_sets(nodes: Iterable[Node]) -> dict[str, FeatureSet]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from anyaccel.backend import ComputingBackend
 from anyaccel.data import Rows, joined_array
 from anyaccel.errors import NaNWarning
-from anyaccel.graph import Column, Plan
+from anyaccel.graph import Plan
 from anyaccel.graph.nodes import kind_of
 from anyaccel.phases.loading.host_columns import HostColumn, stored_values
 from anyaccel.phases.settings import PhaseSettings
@@ -51,10 +51,22 @@ def notes(
     for term in (term for segment in segments for term in segment.losses if term.loss.own is None):
         taken = term.inputs[:1] + term.inputs[2:] if term.inputs[2:] else term.inputs  # weights may leave NaN out
         reached.update(name for value in taken for name in origins.get(value, {value}))
-    columns = [column for column in plan.columns if column.name in reached and column.name in arrays]
-    with_nan = [column for column in columns if _has_nan(stored_values(arrays[column.name]))]
-    split = phase.data if isinstance(phase.data, str) else "all"
-    return tuple(dict.fromkeys(_notes(with_nan, rows, split)))
+    found: dict[str, None] = {}
+    for column in plan.columns:
+        loaded = stored_values(arrays[column.name]) if column.name in reached and column.name in arrays else None
+        if loaded is None or loaded.dtype.kind != "f":
+            continue
+        with np.errstate(invalid="ignore"):  # the minimum is NaN if any number is, and computing it allocates nothing
+            if not np.isnan(loaded.min(initial=np.inf)):
+                continue
+        feature_set, role = rows[column.feature_set], "features" if column.role == "features" else "targets"
+        for name in column.columns:
+            array = joined_array(feature_set, (name,))
+            if array.dtype.kind == "f" and (count := int(np.isnan(array.reshape(len(array), -1)).any(axis=1).sum())):
+                hint = _hint(role, feature_set, name, phase.data if isinstance(phase.data, str) else "all")
+                problem = f"{role} {name!r} hold NaN in {count} of {len(feature_set)} rows; losses will be NaN."
+                found[f"{problem} Hint: {hint}"] = None
+    return tuple(found)
 
 
 def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
@@ -78,27 +90,6 @@ def warn_of_float16(phase: PhaseSettings, segments: Sequence[Segment], backends:
                 problem += "updates are lost or not finite. Hint: convert them to float32, and write "
                 problem += "precision='fp16-mixed' to compute in float16"
                 warnings.warn(printable(problem), NaNWarning, stacklevel=user_level())
-
-
-def _has_nan(array: np.ndarray) -> bool:
-    """Whether any number is NaN: then the minimum is, and computing that allocates nothing."""
-    if array.dtype.kind != "f":
-        return False
-    with np.errstate(invalid="ignore"):
-        return bool(np.isnan(array.min(initial=np.inf)))
-
-
-def _notes(columns: Sequence[Column], rows: Mapping[str, Rows], split: str) -> Iterator[str]:
-    for column in columns:
-        own_rows = rows[column.feature_set]
-        for name in column.columns:
-            array = joined_array(own_rows, (name,))
-            if array.dtype.kind == "f" and (count := int(np.isnan(array.reshape(len(array), -1)).any(axis=1).sum())):
-                role = "features" if column.role == "features" else "targets"
-                yield (
-                    f"{role} {name!r} hold NaN in {count} of {len(own_rows)} rows; losses will be NaN. "
-                    f"Hint: {_hint(role, own_rows, name, split)}"
-                )
 
 
 def _hint(role: str, rows: Rows, name: str, split: str) -> str:

@@ -157,16 +157,14 @@ def training_couplings(stages: Sequence[PipelineStage]) -> list[str]:
     Models report it themselves (batch normalization in training does). For a custom loss function or class, it is
     unknown whether it is a mean over independent rows.
     """
-    return list(dict.fromkeys([*_coupled_models(stages), *custom_losses(stages)]))
-
-
-def _coupled_models(stages: Sequence[PipelineStage]) -> Iterator[str]:
+    couplings: dict[str, None] = {}
     for stage in stages:
         for operation in stage.segment.operations:
             if operation.trainable and operation.model is not None:
                 why = stage.backend.batch_coupling(operation.model)
                 if why:
-                    yield f"{why} in node {operation.label!r}"
+                    couplings[f"{why} in node {operation.label!r}"] = None
+    return [*couplings, *custom_losses(stages)]
 
 
 def custom_losses(stages: Sequence[PipelineStage]) -> list[str]:

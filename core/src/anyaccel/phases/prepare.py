@@ -145,36 +145,28 @@ def prepare(
     if phase.trains:
         source = parts[0].data.source
         group.choose_rows(in_memory=source is None, batches=isinstance(source, BatchSource) and phase.accumulate == 1)
-    return [
-        PreparedPart(
-            part=drawn.part,
-            rows=drawn.data.rows,
-            evaluated=drawn.evaluated,
-            metrics=drawn.metrics,
-            factory=_factory(
-                plan,
-                _shared(drawn, group),
-                target_ranges(resolution, accumulates=_parts_batches(drawn.part, group)),
-                feature_sets,
-                seed,
-                group if drawn.part.trains else SingleProcess(),
-            ),
-            is_shared=_is_shared_evaluation(drawn, group),
+    prepared = []
+    for drawn in parts:
+        part, whole = drawn.part, drawn.epochs
+        is_shared = not part.trains and whole is not None and group.shares_evaluation(whole)
+        own = drawn
+        if whole is not None and (is_shared or part.trains):
+            own = replace(drawn, epochs=group.share_evaluation(whole) if is_shared else group.share_epochs(whole))
+        in_parts = part.accumulate > 1 or (part.trains and group.size > 1)  # gradients are then weighted by rows
+        ranges = target_ranges(resolution, accumulates=in_parts)
+        computing = group if part.trains else SingleProcess()
+        factory = _factory(plan, own, ranges, feature_sets, seed, computing)
+        prepared.append(
+            PreparedPart(
+                part=part,
+                rows=drawn.data.rows,
+                evaluated=drawn.evaluated,
+                metrics=drawn.metrics,
+                factory=factory,
+                is_shared=is_shared,
+            )
         )
-        for drawn in parts
-    ]
-
-
-def _is_shared_evaluation(drawn: DrawnPart, group: ProcessGroup) -> bool:
-    return not drawn.part.trains and drawn.epochs is not None and group.shares_evaluation(drawn.epochs)
-
-
-def _shared(drawn: DrawnPart, group: ProcessGroup) -> DrawnPart:
-    if drawn.epochs is None:
-        return drawn
-    if _is_shared_evaluation(drawn, group):
-        return replace(drawn, epochs=group.share_evaluation(drawn.epochs))
-    return replace(drawn, epochs=group.share_epochs(drawn.epochs)) if drawn.part.trains else drawn
+    return prepared
 
 
 def draw_parts(
@@ -286,11 +278,6 @@ def _taken(
         return set(topology.feature_sets(graph.nodes.values())[name].targets)
     columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
     return {part for column in columns if column.feature_set == name for part in column.columns}
-
-
-def _parts_batches(part: PhaseSettings, group: ProcessGroup) -> bool:
-    """Whether a step is computed in parts, whose gradients are weighted by rows."""
-    return part.accumulate > 1 or (part.trains and group.size > 1)
 
 
 def _factory(

@@ -61,10 +61,21 @@ class CrossSegmentStep:
     def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent = discard_event) -> None:
         self._stages = tuple(stages)
         makers = {name: stage for stage in stages for name in stage.segment.outputs}
-        self._inputs = [tuple(_inputs_of(stage, makers, log_event)) for stage in stages]
-        self._gradients = {
-            id(stage): tuple(_gradients_of(stage, makers, log_event)) for stage in stages if stage.has_gradient
-        }
+        self._inputs: list[list[_Input]] = []
+        self._gradients: dict[int, list[_GradientOutput]] = {}
+        for stage in stages:
+            taken = []
+            for name, (_, device) in stage.segment.inputs.items():
+                arrival = _arrival(makers[name], name, stage, device, log_event) if name in makers else None
+                taken.append(_Input(name, arrival))
+            self._inputs.append(taken)
+            if not stage.has_gradient:
+                continue
+            returned = self._gradients[id(stage)] = []
+            for name in stage.segment.needs_pullback:
+                maker, (_, device) = makers[name], stage.segment.inputs[name]
+                source, target = TransferEnd(stage.backend, device), TransferEnd(maker.backend, maker.device_of(name))
+                returned.append(_GradientOutput(name, transfer(source, target, f"gradients of {name!r}", log_event)))
         self._weighted = {
             id(stage): terms
             for stage in stages
@@ -80,10 +91,12 @@ class CrossSegmentStep:
 
     def bind(self, columns: DeviceColumns) -> StageRows:
         """Return the columns of a chunk in the form that the stages accept."""
-        return tuple(
-            {name: _rows(stage, name, columns) for name in stage.segment.inputs if name in columns}
-            for stage in self._stages
-        )
+        bound = []
+        for stage in self._stages:
+            taken = [(name, columns[name]) for name in stage.segment.inputs if name in columns]
+            gather = stage.backend.gather_rows
+            bound.append({name: (it.feature_set, partial(gather, it.rows, order=it.order)) for name, it in taken})
+        return tuple(bound)
 
     def train_steps(self, rows: StageRows, start: int, n_steps: int, size: StepSize) -> list[Losses]:
         """Run steps one by one, each with the same rows of every order."""
@@ -249,32 +262,9 @@ class CrossSegmentStep:
                     cotangents[name] = moved if name not in cotangents else cotangents[name] + moved
 
 
-def _inputs_of(stage: PipelineStage, makers: Mapping[str, PipelineStage], log_event: LogEvent) -> list[_Input]:
-    return [
-        _Input(name, _arrival(makers[name], name, stage, device, log_event) if name in makers else None)
-        for name, (_, device) in stage.segment.inputs.items()
-    ]
-
-
 def _arrival(maker: PipelineStage, name: str, taker: PipelineStage, device: Device, log_event: LogEvent) -> Transfer:
     source, target = TransferEnd(maker.backend, maker.device_of(name)), TransferEnd(taker.backend, device)
     return transfer(source, target, f"outputs of {name!r}", log_event)
-
-
-def _gradients_of(
-    stage: PipelineStage, makers: Mapping[str, PipelineStage], log_event: LogEvent
-) -> list[_GradientOutput]:
-    targets = []
-    for name in stage.segment.needs_pullback:
-        maker, (_, device) = makers[name], stage.segment.inputs[name]
-        source, target = TransferEnd(stage.backend, device), TransferEnd(maker.backend, maker.device_of(name))
-        targets.append(_GradientOutput(name, transfer(source, target, f"gradients of {name!r}", log_event)))
-    return targets
-
-
-def _rows(stage: PipelineStage, name: str, columns: DeviceColumns) -> Rows:
-    column = columns[name]
-    return column.feature_set, partial(stage.backend.gather_rows, column.rows, order=column.order)
 
 
 def _gather(
