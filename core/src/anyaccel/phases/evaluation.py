@@ -20,7 +20,6 @@ from anyaccel.device import Device
 from anyaccel.errors import (
     ENVIRONMENT_ERRORS,
     ColumnError,
-    OutOfMemoryError,
     PhaseError,
     SpecError,
     UndefinedMetricWarning,
@@ -32,11 +31,10 @@ from anyaccel.metrics import SYNONYMS, BoundMetric, Metric, metric_names
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.learners import Learners
 from anyaccel.phases.loading.epoch_plan import EvaluationRows
+from anyaccel.phases.loading.loader import RowAttempts
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
-from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
@@ -50,6 +48,9 @@ from anyaccel.results.records import Compared, EvaluationValues
 from anyaccel.segment import LossTerm
 from anyaccel.specs import takes_classes
 from anyaccel.user_level import user_level
+
+Attempt = tuple[dict[str, float], dict[str, list[np.ndarray]]]
+"""Mean losses over all rows, and the parts of each output."""
 
 
 def bind_metrics(
@@ -160,7 +161,7 @@ class Evaluation:
 
     Args:
         pipeline: The programs.
-        policy: The rows on devices, and the measures if they do not fit.
+        policy: The rows on devices, and how often they are attempted if they do not fit.
         rows: The same rows in host memory, for metrics.
         losses: Requested losses, each with the label of the program's loss that computes it; None if it is a metric.
         metrics: Requested metrics.
@@ -175,7 +176,7 @@ class Evaluation:
         self,
         *,
         pipeline: Pipeline,
-        policy: OutOfMemoryRecovery,
+        policy: RowAttempts,
         rows: EvaluationRows,
         losses: Sequence[tuple[AppliedLoss, str | None]],
         metrics: Sequence[BoundMetric],
@@ -200,17 +201,8 @@ class Evaluation:
         self._wanted = [name for label in dict.fromkeys([*keep, *inputs, *computed]) for name in value_names[label]]
 
     def run(self) -> EvaluationValues:
-        """Compute all rows; if memory runs out, compute again with fewer rows at once.
-
-        Raises:
-            OutOfMemoryError: even the smallest number does not fit.
-        """
-        while True:
-            losses, parts = LossAccumulator(self._group.total), {name: list[np.ndarray]() for name in self._wanted}
-            all_means = self._attempt(losses, parts)
-            if not isinstance(all_means, OutOfMemoryError):
-                break
-            self._policy.make_room(all_means, self._policy.batch_size)
+        """Compute all rows; if they do not fit, compute again with fewer rows at once."""
+        all_means, parts = self._policy.repeat(self._attempt)
         parts = self._group.outputs_of_all(parts)
         for metric in self._metrics:
             rows = self._rows.of(metric.feature_set, metric.stream)
@@ -233,27 +225,23 @@ class Evaluation:
         total = sum(loss.weight * means[loss.label] for loss, _ in self._losses) if self._losses else float("nan")
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
 
-    def _attempt(
-        self, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]
-    ) -> dict[str, float] | OutOfMemoryError:
-        """Compute all rows; mean losses, or what ended it."""
-        try:
-            with closing(self._policy.rows.loader.chunks(0)) as chunks:
-                for chunk in chunks:
-                    pending: list[tuple[str, object]] = []
-                    runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.rows.max_rows
-                    for step in chunk.steps:
-                        for part in [step] if max_rows is None else step.split(max_rows):
-                            values, step_losses = runner.evaluate(part.rows)
-                            losses.add(step_losses)
-                            pending += [(name, values[name]) for name in parts if values[name] is not None]
-                            interrupts.check()
-                    for name, value in pending:
-                        parts[name].append(np.array(self._pipeline.to_host(name, value)))
-                    del chunk  # its rows must not outlive the next
-            return losses.means()
-        except MemoryError as error:
-            return as_out_of_memory(error)
+    def _attempt(self) -> Attempt:
+        """Compute all rows; mean losses, and the parts of each output."""
+        losses, parts = LossAccumulator(self._group.total), {name: list[np.ndarray]() for name in self._wanted}
+        with closing(self._policy.rows.loader.chunks(0)) as chunks:
+            for chunk in chunks:
+                pending: list[tuple[str, object]] = []
+                runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.rows.max_rows
+                for step in chunk.steps:
+                    for part in [step] if max_rows is None else step.split(max_rows):
+                        values, step_losses = runner.evaluate(part.rows)
+                        losses.add(step_losses)
+                        pending += [(name, values[name]) for name in parts if values[name] is not None]
+                        interrupts.check()
+                for name, value in pending:
+                    parts[name].append(np.array(self._pipeline.to_host(name, value)))
+                del chunk  # its rows must not outlive the next
+        return losses.means(), parts
 
     def _measure(self, metric: BoundMetric, outputs: Mapping[str, np.ndarray]) -> float:
         if metric.node in self._learners.labels:

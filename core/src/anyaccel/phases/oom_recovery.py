@@ -36,6 +36,9 @@ _WORTHWHILE_SHARE = 0.1
 """Snapshots are given up only if they take at least this share of the memory that is free."""
 
 
+Result = TypeVar("Result")
+
+
 class OutOfMemoryRecovery:
     """The rows of one phase or of its validation, and the measures when they do not fit.
 
@@ -100,6 +103,18 @@ class OutOfMemoryRecovery:
         else:
             raise self.final_error(error, at_once) from None
 
+    def repeat(self, attempt: Callable[[], Result]) -> Result:
+        """Return the result of an attempt, which is made again with less memory each time that memory runs out.
+
+        Raises:
+            OutOfMemoryError: no measure is left.
+        """
+        while True:
+            result = _result_of(attempt)
+            if not isinstance(result, OutOfMemoryError):
+                return result
+            self.make_room(result, self.batch_size)
+
     def _gives_up_snapshots(self, at_once: int) -> bool:
         """Return whether current steps fit without snapshots, which were then released.
 
@@ -135,6 +150,14 @@ class OutOfMemoryRecovery:
 
     def _log(self, error: OutOfMemoryError, measure: str) -> None:
         self._log_event("memory", f"{self._name}: memory ran out ({error.problem}); {measure}")
+
+
+def _result_of(attempt: Callable[[], Result]) -> Result | OutOfMemoryError:
+    """Return the result, or the error that memory ran out: what a frame that handles it holds would be in the way."""
+    try:
+        return attempt()
+    except MemoryError as error:
+        return as_out_of_memory(error)
 
 
 def _release(error: OutOfMemoryError) -> None:
@@ -380,7 +403,6 @@ class EpochRecovery(LoopExtension):
 
 _MAX_TRIALS = 10
 
-Answer = TypeVar("Answer")
 Trial = Callable[[StepRows, int | None], None]
 """Computes some rows of a step, so many at once, and raises if they do not fit."""
 
@@ -479,7 +501,7 @@ class OutOfMemoryReport:
     def _can_try(self) -> bool:
         return self.may_try and all(stage.program.raises_out_of_memory for stage in self.pipeline.stages)
 
-    def _first_step(self, loader: BatchLoader, judge: Callable[[Trial, StepRange], Answer]) -> Answer:
+    def _first_step(self, loader: BatchLoader, judge: Callable[[Trial, StepRange], Result]) -> Result:
         """Return the result of `judge` for the first step of an epoch, given a function that computes some of its
         rows.
         """

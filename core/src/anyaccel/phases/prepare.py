@@ -11,10 +11,7 @@ from anyaccel import rng
 from anyaccel.adapter.outer_contexts import OuterContexts, left_contexts
 from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.backend import Backend
-from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Sampler, SimpleSampler
-from anyaccel.data.padding import padding_of
-from anyaccel.data.roles import listed
-from anyaccel.data.transforms import relevant_transforms
+from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Request, Resolution, resolve, topology
 from anyaccel.graph.applied_loss import AppliedLoss
@@ -32,6 +29,7 @@ from anyaccel.phases.loading.residency import (
     batch_source_loaders,
     map_source_loaders,
 )
+from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import ProcessGroups
 from anyaccel.phases.row_alignment import combinations_of
@@ -219,7 +217,7 @@ def _draw(
         opened=opened,
     )
     for name, rows in data.rows.items():
-        _check_same_units(part.label, rows, sets[name], _taken(name, plan, metrics, graph, on_host))
+        check_same_units(part.label, rows, sets[name], _taken(name, plan, metrics, graph, on_host))
     if data.source is not None:
         if on_host:
             raise PhaseError(
@@ -301,52 +299,6 @@ def _factory(
     if group.random_key:  # what it draws while reading: other rows are read here
         seed = rng.key(seed, *group.random_key)
     return map_source_loaders(plan, source, ranges, epochs, seed)
-
-
-def _check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collection[str]) -> None:
-    """Check that rows are in the units of the graph's data; otherwise models, losses and metrics would return wrong
-    numbers.
-
-    Args:
-        label: Label of the phase.
-        rows: Its data.
-        known: Data that the graph was built on.
-        taken: Names of the columns other than features that the phase uses: targets of losses and metrics, and weights.
-
-    Raises:
-        PhaseError: features or used columns have other transforms, or are padded with another value.
-    """
-    table = rows.feature_set if isinstance(rows, FeatureSetView) else rows
-    if table is known:
-        return
-    names = dict.fromkeys([*known.features, *(name for name in taken if name in table.columns)])
-    if isinstance(table, FeatureSet):
-        _check_transforms(label, table, known, [*names])
-    for name in names:
-        expected, own = _pad_value(known, name), _pad_value(table, name)
-        if own is not None and expected is not None and own != expected:
-            raise PhaseError(
-                f"phase {label!r} received {rows.label!r}, but its column {name!r} is padded with {own}",
-                cause=f"the graph's data are padded with {expected}",
-                hint=f"create it with pad={{{name!r}: {expected}}}",
-            )
-
-
-def _check_transforms(label: str, table: FeatureSet, known: FeatureSet, names: list[str]) -> None:
-    expected, applied = (relevant_transforms(data.transforms, names)[::-1] for data in (known, table))
-    if len(expected) == len(applied) and all(one.is_like(other) for one, other in zip(expected, applied, strict=True)):
-        return
-    difference = "with other transforms than" if applied else "without the transforms of"
-    raise PhaseError(
-        f"phase {label!r} was given {table.label!r} {difference} the graph's data",
-        cause=f"the graph's data: {listed(expected)}; given: {listed(applied)}",
-        hint="name a split of the graph's feature set, or pass fresh.transform_like(data) for untransformed data",
-    )
-
-
-def _pad_value(rows: Rows, name: str) -> float | None:
-    padding = padding_of(rows.schema.field(name)) if name in rows.columns else None
-    return None if padding is None else padding.value
 
 
 # -- Plan request: what a phase asks of a graph: its parts, losses and metrics, wanted outputs, and the data it needs

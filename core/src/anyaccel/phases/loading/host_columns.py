@@ -13,12 +13,11 @@ import numpy as np
 from anyaccel.data import FeatureSet, RaggedColumn, Rows, joined_spec, loadable_array
 from anyaccel.data.casting import first_unrepresentable
 from anyaccel.data.joined_columns import gather
-from anyaccel.data.roles import listed
-from anyaccel.data.transforms import relevant_transforms
 from anyaccel.errors import ColumnError, PhaseError, ShapeError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.graph.resolve import class_axis
 from anyaccel.phases.accumulation import ignored_target
+from anyaccel.phases.loading.same_units import check_created_columns
 from anyaccel.printable import printable
 from anyaccel.segment import LossTerm, TensorSpec
 from anyaccel.specs import LossTargets, takes_classes
@@ -146,17 +145,9 @@ def make_host_columns(
         same = next((other for other in plan.columns if other.name in arrays and same_array(other, column)), None)
         target_range = ranges.get(column.name)
         data = rows[column.feature_set]
-        graph_sets = known.get(column.feature_set)
-        missing = [name for name in column.columns if name not in data.columns]
-        makers = relevant_transforms(graph_sets.transforms, missing[:1]) if graph_sets is not None else []
-        if makers and not any(missing[0] in transform.columns for transform in makers):
-            raise ColumnError(
-                f"{data.label!r} has no column {missing[0]!r}, which a transform added to the graph's data",
-                cause=f"columns: {listed(data.columns)}; the transform: {makers[0]}",
-                hint="pass fresh.transform_like(data), where fresh has the input columns of the transform",
-            )
+        check_created_columns(data, known.get(column.feature_set), column.columns)
         if same is None or ranges.get(same.name) != target_range:
-            arrays[column.name] = _host_column(column, rows[column.feature_set], target_range)
+            arrays[column.name] = _host_column(column, data, target_range)
         else:
             arrays[column.name] = arrays[same.name]
     return arrays

@@ -16,10 +16,9 @@ import numpy as np
 from anyaccel import interrupts
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Source, as_source
 from anyaccel.data.readers.hf_datasets import are_splits
-from anyaccel.data.roles import listed
-from anyaccel.data.transforms import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.prefetch import prefetch
+from anyaccel.phases.loading.same_units import check_source_units
 from anyaccel.user_level import user_level
 
 
@@ -198,16 +197,7 @@ def _streamed_source(
 ) -> Source | None:
     sources = {name: value for name, value in by_label.items() if isinstance(value, Source)}
     for name, source in sources.items():
-        # Rows of a source come as they are, and would give wrong numbers if the graph's data were transformed.
-        feature_set = sets[name]
-        transforms = relevant_transforms(feature_set.transforms, feature_set.features)
-        if transforms:
-            raise PhaseError(
-                f"phase {label!r} received the source {source.label!r}, whose rows are not transformed",
-                cause=f"the graph's data have the transforms {listed(transforms[::-1])}",
-                hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({feature_set.label}), "
-                "or build the graph on the source: source.reference()",
-            )
+        check_source_units(label, source.label, sets[name])
     if not sources or not may_stream:
         return None
     if len(sets) > 1:
