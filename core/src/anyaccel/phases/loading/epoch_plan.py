@@ -53,10 +53,10 @@ class StepSize(NamedTuple):
         """Return the arguments of a program for steps of this size; None if it cannot run them, or without one."""
         if program is None:
             return None
-        if self.at_once == self.rows:
+        if self.microbatch_size is None or self.microbatch_size >= self.rows:
             return (self.rows,)
-        divides = program.supports_microbatching and self.rows % self.at_once == 0
-        return (self.rows, self.rows // self.at_once) if divides else None
+        divides = program.supports_microbatching and self.rows % self.microbatch_size == 0
+        return (self.rows, self.rows // self.microbatch_size) if divides else None
 
 
 @dataclass(frozen=True, slots=True)
