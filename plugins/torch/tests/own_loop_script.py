@@ -280,9 +280,14 @@ CASES = (
     agreed,
 )
 
-if __name__ == "__main__":
-    warnings.simplefilter("error")
-    names = sys.argv[2:]
+
+def tell(file: str, names: list[str]) -> None:
+    """Write what the cases tell, all or some, in the first process."""
     told = {case.__name__: case() for case in CASES if not names or case.__name__ in names}
     if aa.Loop(framework="torch").is_main_process:
-        Path(sys.argv[1]).write_text(json.dumps(told))
+        Path(file).write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    tell(sys.argv[1], sys.argv[2:])

@@ -6,6 +6,7 @@ table, are set by a stand-in. The sessions `launchers` of nox install what they 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -97,6 +98,26 @@ def test_own_loops_give_the_numbers_of_one_process(tmp_path: Path, name: str) ->
         assert answer.returncode == 0, answer.stderr
         results.append(json.loads(file.read_text()))
     alone, together = results
+    assert together["gathered"] == alone["gathered"]
+    for own, other in zip(together["ragged"], alone["ragged"], strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.sampled
+def test_own_loops_of_spawned_functions_give_the_numbers_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("anyaccel_distributed")
+    from anyaccel_distributed import spawn
+
+    monkeypatch.syspath_prepend(str(HERE))
+    tell = importlib.import_module("own_loop_script").tell
+    told = []
+    for replicas in (1, 2):
+        file = tmp_path / f"{replicas}.json"
+        spawn(tell, replicas=replicas, arguments={"file": str(file), "names": ["ragged", "gathered"]})
+        told.append(json.loads(file.read_text()))
+    alone, together = told
     assert together["gathered"] == alone["gathered"]
     for own, other in zip(together["ragged"], alone["ragged"], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-9)
