@@ -79,6 +79,7 @@ def assert_close(actual: Any, expected: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("compile_mode", ["auto", "off"])
 def test_equals_the_loop_by_hand_with_clipping_and_schedule(compile_mode: str, data: Any, optax: Any) -> None:
     graph = graph_of(data)
