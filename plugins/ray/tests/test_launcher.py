@@ -119,6 +119,20 @@ def test_digits_on_a_head_are_those_of_torchrun_to_the_last_bit(tmp_path: Path, 
 
 
 @FULL
+def test_own_loops_give_the_numbers_of_one_process(tmp_path: Path, head: str) -> None:
+    script = HERE.parents[1] / "torch/tests/own_loop_script.py"
+    told = []
+    for number, launcher in enumerate(([], [*RAY, "--replicas", "2"])):
+        file = tmp_path / f"{number}.json"
+        run([*launcher, str(script), str(file), "ragged", "gathered"], head)
+        told.append(json.loads(file.read_text()))
+    alone, together = told
+    assert together["gathered"] == alone["gathered"]
+    for own, other in zip(together["ragged"], alone["ragged"], strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-9)
+
+
+@FULL
 @pytest.mark.parametrize("framework", ["jax", "tensorflow"])
 def test_other_frameworks_join_on_the_workers_as_without_ray(tmp_path: Path, head: str, framework: str) -> None:
     """To the last bit those of two processes of this machine, which are those of one but for roundings."""
