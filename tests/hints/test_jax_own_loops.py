@@ -101,6 +101,13 @@ def test_states_and_steps(hint: Any, tmp_path: Path) -> None:
     with hint("write loop.state = state"):
         loop.state = {}
     loop.state = state
+    with hint(
+        "prepare each state only once, and use the result of prepare(); copy it for a second one: "
+        "jax.tree.map(jnp.copy, state)"
+    ):
+        loop.prepare(state)
+    other = loop_of()
+    assert other.prepare(other.prepare(params_of()) and jax.tree.map(jnp.copy, state))
     with hint("use loader.mask inside the loop"):
         loader.mask  # noqa: B018
     assert [int(loader.mask.sum()) for _ in loader] == [16, 8]

@@ -12,6 +12,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.capability import Capability
 from anyaccel.errors import AnyaccelError
+from anyaccel.own_loop.processes import LoopProcesses
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -44,6 +45,26 @@ def test_several_processes(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             aa.prepare(net, optimizer, loader)
     loop = aa.Loop(framework="torch")
     assert loop.prepare(net, optimizer, loader)[0] is net
+
+
+def test_different_calls(hint: Any) -> None:
+    loop = loop_of()
+
+    class OfTwo:
+        """As if another process were in another call, or in the same."""
+
+        rank, size, other = 0, 2, "in loop.reduce()"
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value, [self.other or value[0], "", value[2]]]
+
+    processes = LoopProcesses(OfTwo(), None, lambda seed: None)
+    with hint("make the same calls in all processes, in the same order, and none inside `if loop.is_main_process:`"):
+        processes.gather_plain(True, "in loop.any()")
+    OfTwo.other = ""
+    assert processes.gather_plain(True, "in loop.any()") == [True, True]
+    if loop.is_main_process:
+        print("no call of all processes")
 
 
 def test_what_is_prepared(hint: Any) -> None:
@@ -147,7 +168,10 @@ def test_settings(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loop.find_batch_size(lambda size: size, start=128) == 128
     with hint("write sharding='full'"):
         loop_of(sharding="half")
+    with hint("write sharding='full', or train in a TrainPhase, which offloads"):
+        loop_of(sharding="full offload")
     assert loop_of(sharding="full").sharding == "full"
+    assert aa.TrainPhase(data="all", residency="streamed")
     with hint("write precision='bf16-mixed', or net.to({}) before prepare()"):
         loop_of(precision="bf16")
     net = nn.Linear(2, 1)

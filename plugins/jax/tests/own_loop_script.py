@@ -190,6 +190,103 @@ def net_loss(net: Any, x: Any, y: Any) -> Any:
     return jnp.mean((net(x) - y) ** 2)
 
 
+def interrupted() -> Result:
+    """Evaluation within a loop, which is left early, and a loop that is left early itself."""
+    loop = Loop("cpu", framework="jax", accumulate=2)
+    params, loader, test = loop.prepare(parameters(), Rows(107, 16), Rows(40, 8, shuffle=False))
+    grads_of = loop.value_and_grad(mean_loss)
+
+    @loop.compile
+    def step(params: Any, x: Any, y: Any) -> Any:
+        value, grads = grads_of(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    np.random.seed(7)
+    losses = []
+    for stop in (2, 20):
+        for number, (x, y) in enumerate(loader):
+            loop.gather(apply(params, a) for a, _ in test)
+            for _ in test:
+                break
+            params, value = step(params, x, y)
+            losses.append(float(loop.reduce(value)))
+            if number == stop - 1:
+                break
+    return {"losses": losses, "params": told_of(loop, params), "steps": loop.step}
+
+
+def twice_loss(params: Any, x: Any, y: Any) -> Any:
+    return mean_loss(params, x, y) + mean_loss(params, 0.5 * x, y)
+
+
+def twice() -> Result:
+    """A model that is called twice in one loss."""
+    return trained(Loop("cpu", framework="jax"), twice_loss)
+
+
+def told_of(loop: Any, params: Any) -> Any:
+    return {name: array.tolist() for name, array in loop.broadcast(params).items()}
+
+
+FIRST, SECOND = optax.adam(0.01), optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.05))
+
+
+def generator_loss(generator: Any, judge: Any, x: Any) -> Any:
+    return jnp.mean(jax.nn.softplus(-apply(judge, jnp.tanh(x @ generator["w"]))))
+
+
+def judge_loss(judge: Any, generator: Any, x: Any) -> Any:
+    made = jnp.tanh(x @ generator["w"])
+    return jnp.mean(jax.nn.softplus(-apply(judge, x)) + jax.nn.softplus(apply(judge, made)))
+
+
+def adversaries() -> Result:
+    """Two models with an optimizer each; one has an average, and a row of the fourth batch is infinite."""
+    loop = Loop("cpu", framework="jax")
+    finite = optax.apply_if_finite(FIRST, 5)
+    generator = {"w": jnp.eye(5)}
+    one = {"params": generator, "optimizer": finite.init(generator), "average": jax.tree.map(jnp.copy, generator)}
+    two = {"params": parameters(), "optimizer": SECOND.init(parameters())}
+    one, two, loader = loop.prepare(one, two, Infinite())
+    of_judge, of_generator = loop.value_and_grad(judge_loss), loop.value_and_grad(generator_loss)
+
+    @loop.compile
+    def step(one: Any, two: Any, x: Any) -> Any:
+        first, grads = of_judge(two["params"], one["params"], jnp.where(jnp.isfinite(x), x, 0))
+        updates, own = SECOND.update(grads, two["optimizer"])
+        two = {"params": optax.apply_updates(two["params"], updates), "optimizer": own}
+        second, grads = of_generator(one["params"], two["params"], x)
+        updates, own = finite.update(grads, one["optimizer"])
+        params = optax.apply_updates(one["params"], updates)
+        average = optax.incremental_update(params, one["average"], 0.2 * own.last_finite)
+        return {"params": params, "optimizer": own, "average": average}, two, (first, second)
+
+    losses, skipped = [], []
+    for (x,) in loader:
+        one, two, values = step(one, two, x)
+        losses.append(float(values[0]))
+        skipped.append(not bool(one["optimizer"].last_finite))
+    params = {**loop.broadcast(two["params"]), "w": loop.broadcast(one["params"])["w"]}
+    params["average"] = loop.broadcast(one["average"])["w"]
+    return {"losses": losses, "params": {k: v.tolist() for k, v in params.items()}, "steps": loop.step, "skip": skipped}
+
+
+class Infinite:
+    """Six batches of 16 rows, and one row of the fourth is infinite, which the last process has."""
+
+    def __iter__(self) -> Iterator[Any]:
+        x = table(96)[0].copy()
+        x[63] = np.inf
+        yield from ((x[i : i + 16],) for i in range(0, 96, 16))
+
+
+def tokenless() -> Result:
+    """No token counts anywhere: nothing is trained, and nothing is NaN."""
+    return trained(Loop("cpu", framework="jax"), lambda params, x, y: (
+        jnp.where(x[:, 2] > 99, row_losses(params, x, y), 0).sum(), (x[:, 2] > 99).sum()
+    ), Rows(40, 16), epochs=1)  # fmt: skip
+
+
 def modules() -> Result:
     """An NNX module and its optimizer, changed in place."""
     loop = Loop("cpu", framework="jax")
@@ -340,7 +437,7 @@ CASES = {
     case.__name__: case
     for case in (
         ragged, one_row, tokens, accumulated, micro_batches, several_counts, padded, divided, bf16, modules,
-        own_steps, values, refused,
+        own_steps, values, refused, interrupted, twice, adversaries, tokenless,
     )
 }  # fmt: skip
 

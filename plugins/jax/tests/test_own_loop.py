@@ -29,8 +29,8 @@ CASES, TX, Rows, apply, parameters = script.CASES, script.TX, script.Rows, scrip
 mean_loss, row_losses, token_loss = script.mean_loss, script.row_losses, script.token_loss
 TIMEOUT = 900
 Loop: Any = aa.Loop
-OF_THREE = ("ragged", "tokens", "padded", "values")
-LEFT_OUT = ("one_row", "micro_batches", "several_counts", "bf16", "modules")
+OF_THREE = ("ragged", "tokens", "padded", "values", "one_row", "accumulated", "interrupted", "adversaries", "divided")
+LEFT_OUT = ("one_row", "micro_batches", "several_counts", "bf16", "modules", "twice", "tokenless")
 """Of several processes, which compile each case anew; in the check one process runs them, and in the whole several."""
 RUNS: dict[int, tuple[str, ...]] = {2: tuple(name for name in CASES if name not in LEFT_OUT)}
 if os.environ.get("ANYACCEL_TEST_FULL"):
@@ -91,6 +91,40 @@ def by_hand_several_counts() -> dict[str, Any]:
     return {"losses": losses, "params": {**one, "other": other["a"]}, "steps": len(losses) // 3}
 
 
+def by_hand_interrupted() -> dict[str, Any]:
+    """Windows of two batches; the second epoch begins anew."""
+    params, losses = parameters(), []
+    np.random.seed(7)
+    for stop in (4, 40):
+        batches = list(Rows(107, 16))[:stop]
+        while batches:
+            x, y = (np.concatenate(parts) for parts in zip(*batches[:2], strict=True))
+            value, grads = jax.value_and_grad(mean_loss)(params, x, y)
+            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+            losses.append(float(value))
+            batches = batches[2:]
+    return {"losses": losses, "params": params, "steps": len(losses)}
+
+
+def by_hand_adversaries() -> dict[str, Any]:
+    """The fourth update of the generator is left out."""
+    generator, judge = {"w": jnp.eye(5)}, parameters()
+    first, second = script.FIRST.init(generator), script.SECOND.init(judge)
+    average, losses = generator["w"], []
+    for number, (x,) in enumerate(script.Infinite()):
+        value, grads = jax.value_and_grad(script.judge_loss)(judge, generator, np.where(np.isfinite(x), x, 0))
+        updates, second = script.SECOND.update(grads, second)
+        judge = optax.apply_updates(judge, updates)
+        losses.append(float(value))
+        if number != 3:
+            grads = jax.grad(script.generator_loss)(generator, judge, x)
+            updates, first = script.FIRST.update(grads, first)
+            generator = optax.apply_updates(generator, updates)
+            average = 0.8 * average + 0.2 * generator["w"]
+    params = {**judge, "w": generator["w"], "average": average}
+    return {"losses": losses, "params": params, "steps": 6}
+
+
 EXPECTED: dict[str, Callable[[], dict[str, Any]]] = {
     "ragged": lambda: by_hand(mean_loss, Rows()),
     "one_row": lambda: by_hand(mean_loss, Rows(33, 16)),
@@ -100,6 +134,9 @@ EXPECTED: dict[str, Callable[[], dict[str, Any]]] = {
     "several_counts": by_hand_several_counts,
     "padded": lambda: by_hand(row_losses, Rows()),
     "divided": lambda: by_hand(mean_loss, Rows()),
+    "interrupted": by_hand_interrupted,
+    "twice": lambda: by_hand(script.twice_loss, Rows()),
+    "adversaries": by_hand_adversaries,
 }
 
 
@@ -156,6 +193,21 @@ def test_losses_weights_and_outputs_of_processes_are_those_of_a_loop_by_hand(
 
 
 @pytest.mark.slow
+def test_an_update_that_is_not_finite_is_skipped_in_all_processes(told: dict[int, list[dict[str, Any]]]) -> None:
+    for one in (one for ones in told.values() for one in ones):
+        assert one["adversaries"]["skip"] == [False, False, False, True, False, False]
+
+
+@pytest.mark.slow
+@pytest.mark.whole
+def test_a_mean_over_no_token_is_zero(told: dict[int, list[dict[str, Any]]]) -> None:
+    for one in told[2]:
+        assert one["tokenless"]["losses"] == [0.0] * 3
+        for name, array in parameters().items():
+            np.testing.assert_array_equal(one["tokenless"]["params"][name], array)
+
+
+@pytest.mark.slow
 def test_processes_compile_once_for_each_shape(told: dict[int, list[dict[str, Any]]]) -> None:
     for one in (one for ones in told.values() for one in ones):
         assert one["padded"]["traces"] == 1
@@ -167,6 +219,7 @@ def test_processes_compile_once_for_each_shape(told: dict[int, list[dict[str, An
 def test_divided_states_are_in_parts(told: dict[int, list[dict[str, Any]]]) -> None:
     whole = sum(array.nbytes for array in parameters().values())
     assert all(one["ragged"]["part"] == whole and one["divided"]["part"] == whole / 2 for one in told[2])
+    assert all(one["divided"]["part"] == whole for one in told.get(3, [])), "8 is no multiple of 3"
 
 
 @pytest.mark.slow

@@ -256,6 +256,104 @@ def one_batch_several_counts() -> dict[str, Any]:
     return several_counts(1)
 
 
+# -- windows, averages and two passes ----------------------------------------------------------------------------------
+
+
+def averaging() -> Any:
+    return keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=None)
+
+
+def twice_loss(model: Any, x: Any, y: Any) -> Any:
+    return squares(model, x, y) + squares(model, 0.5 * x, y)
+
+
+def by_hand_averaged() -> dict[str, Any]:
+    """Windows of three batches, and the last of an epoch has two; a loop that is left early goes on with its window."""
+    model, optimizer, losses = model_of(), averaging(), []
+    batches = list(tf.data.Dataset.from_tensor_slices(rows()).batch(8))
+    given = [*batches[:2], *batches]
+    for window in [given[first : first + 3] for first in range(0, len(given), 3)]:
+        x, y = (tf.concat(parts, 0) for parts in zip(*window, strict=True))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(twice_loss(model, x, y))
+        losses += [float(tf.reduce_mean(twice_loss(model, *batch))) for batch in window]
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return {"losses": losses, "weights": weights_of(model, optimizer), "steps": 6}
+
+
+def averaged() -> dict[str, Any]:
+    """A model called twice, an average of its weights, a loop that is left within a window, and another within it."""
+    loop = loop_of(accumulate=3)
+    dataset = tf.data.Dataset.from_tensor_slices(rows())
+    model, optimizer, batches, test = loop.prepare(model_of(), averaging(), dataset.batch(8), dataset.batch(40))
+
+    @loop.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(twice_loss(model, x, y))
+        gradients = loop.gradient(tape, loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # noqa: B905
+        return loss
+
+    losses = []
+    for stop in (2, 99):
+        for number, (x, y) in enumerate(batches):
+            loop.gather(model(a) for a, _ in test)
+            losses.append(float(loop.reduce(step(x, y))))
+            if number + 1 == stop:
+                break
+    return {"losses": losses, "weights": weights_of(model, optimizer), "steps": loop.step}
+
+
+def tokenless() -> dict[str, Any]:
+    """No token counts anywhere: nothing is trained, and nothing is NaN."""
+    loop = loop_of(accumulate=2)
+    model, optimizer, batches = loop.prepare(model_of(), keras.optimizers.SGD(0.1), data(40))
+
+    @loop.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            total = 0.0 * tf.reduce_sum(squares(model, x, y))
+        gradients = loop.gradient(tape, total, model.trainable_variables, count=tf.constant(0.0))
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # noqa: B905
+        return total
+
+    means = [float(loop.reduce(step(x, y), count=0)) for x, y in batches]
+    return {"means": means, "same": weights_of(model) == weights_of(model_of())}
+
+
+def exchanges() -> dict[str, Any]:
+    """How often gradients are exchanged, eagerly, and by a trace of batches that end no update."""
+    loop = loop_of(accumulate=3)
+    model, optimizer, batches = loop.prepare(model_of(), keras.optimizers.SGD(0.1), data(size=8))
+    reduce, n_reduced = tf.raw_ops.CollectiveReduceV2, 0
+
+    def counted(**settings: Any) -> Any:
+        nonlocal n_reduced
+        n_reduced += 1
+        return reduce(**settings)
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(squares(model, x, y))
+        gradients = loop.gradient(tape, loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # noqa: B905
+
+    tf.raw_ops.CollectiveReduceV2 = counted
+    try:
+        for x, y in batches:
+            step(x, y)
+        eager, n_reduced, traced = n_reduced, 0, []
+        step = loop.function(step)
+        for x, y in batches:
+            step(x, y)
+            traced.append(n_reduced)  # grows with a trace that exchanges
+    finally:
+        tf.raw_ops.CollectiveReduceV2 = reduce
+    return {"eager": eager, "steps": loop.step, "traced": traced[:3]}
+
+
 # -- other loops -------------------------------------------------------------------------------------------------------
 
 
@@ -496,6 +594,7 @@ CASES: dict[str, Any] = {
     for case in (
         updates, single_precision, one_row, accumulated, token_means, adversarial, eager, scaled, statistics,
         evaluation, values, refused, resumed, several_counts, several_counts_eager, one_batch_several_counts,
+        averaged, tokenless, exchanges,
     )
 }  # fmt: skip
 

@@ -30,9 +30,12 @@ script: Any = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(script)
 
 BY_HAND = {name.removeprefix("by_hand_"): case for name, case in vars(script).items() if name.startswith("by_hand_")}
-BOTH = ["accumulated", "one_row", "token_means", "eager", "statistics", "evaluation", "values", "refused"]
+BOTH = [
+    "accumulated", "one_row", "token_means", "eager", "statistics", "evaluation", "values", "refused", "averaged",
+    "adversarial", "tokenless", "exchanges",
+]  # fmt: skip
 COUNTS = ["several_counts", "several_counts_eager", "one_batch_several_counts"]
-CASES = {2: [*BOTH, *COUNTS, "updates", "single_precision", "adversarial", "scaled"], 3: [*BOTH, "updates"]}
+CASES = {2: [*BOTH, *COUNTS, "updates", "single_precision", "scaled"], 3: [*BOTH, "updates"]}
 if not os.environ.get("ANYACCEL_TEST_FULL"):  # each case is traced in each process
     CASES[2] = ["accumulated", "token_means", "statistics", "evaluation", "values", "refused", "updates", "scaled"]
 
@@ -90,6 +93,26 @@ def test_rows_of_an_evaluation_come_once_and_in_order(several: tuple[int, dict[s
     assert found["evaluation"] == {"found": [True, 103, True, 103], "kind": "tuple", "ragged": [3, 6]}
 
 
+def test_rows_of_an_evaluation_come_in_order_in_one_process() -> None:
+    assert script.evaluation() == {"found": [True, 103, True, 103], "kind": "tuple", "ragged": [3, 6]}
+
+
+@pytest.mark.slow
+@pytest.mark.whole
+def test_a_mean_over_no_token_is_zero(several: tuple[int, dict[str, Any]]) -> None:
+    for found in (several[1]["tokenless"], script.tokenless()):
+        assert found == {"means": [0.0] * 3, "same": True}
+
+
+@pytest.mark.slow
+@pytest.mark.whole
+def test_gradients_are_exchanged_once_an_update(several: tuple[int, dict[str, Any]]) -> None:
+    """14 batches by three, twice: five updates each; only the trace of the third batch has an exchange."""
+    found = several[1]["exchanges"]
+    assert (found["eager"], found["steps"]) == (5, 10)
+    assert found["traced"][:2] == [0, 0] and found["traced"][2] > 0
+
+
 @pytest.mark.slow
 def test_moving_averages_are_alike_and_dropout_is_not(several: tuple[int, dict[str, Any]]) -> None:
     size, found = several
@@ -119,7 +142,9 @@ def test_what_several_processes_refuse(several: tuple[int, dict[str, Any]]) -> N
     assert "'layers.1.bias' of process 1 differs from process 0" in texts["weights"]
 
 
-@pytest.mark.parametrize("name", ["accumulated", "token_means", "eager", "scaled", "updates", *COUNTS])
+@pytest.mark.parametrize(
+    "name", ["accumulated", "token_means", "eager", "scaled", "updates", "averaged", "adversarial", "one_row", *COUNTS]
+)
 def test_one_process_trains_as_by_hand(name: str) -> None:
     assert_alike(getattr(script, name)(), BY_HAND[name]())
 

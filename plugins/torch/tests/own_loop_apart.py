@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,8 +36,18 @@ class Wide(Stream):
 
 
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+x, y = rows_of(30)
+if case == "split by hand":
+    x, y = x[loop.process_index :: 2], y[loop.process_index :: 2]
 n_rows = 20 + 10 * loop.process_index if case == "length" else 30
 loader: Any = DataLoader(TensorDataset(*rows_of(n_rows)), batch_size=5)
+if case == "split by hand":
+    loader = DataLoader(TensorDataset(x, y), batch_size=5)
+if case == "own order":
+    sampler = torch.utils.data.RandomSampler(x, generator=torch.Generator().manual_seed(loop.process_index))
+    loader = DataLoader(TensorDataset(x, y), batch_size=5, sampler=sampler)
+if case == "other batches":
+    loader = list(x.flip(0).split(5) if loop.process_index else x.split(5)).__iter__()
 if case.startswith("stream"):
     loader = DataLoader(Wide() if "rows" in case else Stream(), batch_size=None if "rows" in case else 5)
 net, optimizer, loader = loop.prepare(net, optimizer, loader)
@@ -47,6 +58,10 @@ for number, (x, y) in enumerate(loader):
         raise ValueError("in the loss")
     if number == 2 and case == "killed" and loop.process_index == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if number == 2 and case == "hangs" and loop.process_index == 1:
+        time.sleep(600)
+    if number == 2 and case == "calls":
+        loop.any(False) if loop.is_main_process else loop.reduce(1.0)
     loss = F.mse_loss(net(x), y)
     if case == "plain":
         loss.backward()

@@ -6,6 +6,8 @@ Started as `own_loop_script.py FILE [NAME ...]`; the file gets what all function
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -243,6 +245,119 @@ def counted() -> list[Any]:
     return [int(loop.reduce(count, "sum")), float(loop.reduce(total, "sum")), int(loop.reduce(more, "sum"))]
 
 
+def tokenless() -> list[Any]:
+    """No token counts anywhere: nothing is trained, and nothing is NaN."""
+    loop = aa.Loop("cpu", framework="torch", accumulate=2)
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer, loader = loop.prepare(net, optimizer, DataLoader(TensorDataset(*rows_of(40)), batch_size=16))
+    means = []
+    for x, y in loader:
+        total = (0 * (net(x) - y)).sum()
+        loop.backward(total, count=0)
+        means.append(float(loop.reduce(total.detach(), count=0)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return [means, numbers(net)]
+
+
+class Shift(nn.Module):
+    """Computes in float32 under autocast, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.linspace(-1, 1, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.shift
+
+
+def clipped() -> list[Any]:
+    """Gradients are clipped after they are unscaled, and exchanged."""
+    loop = aa.Loop("cpu", framework="torch", precision="fp16-mixed", accumulate=2)
+    net = Shift()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    x = rows_of(50, torch.float32)[0]
+    net, optimizer, loader = loop.prepare(net, optimizer, DataLoader(TensorDataset(x), batch_size=12))
+    norms = []
+    for (x,) in loader:
+        loop.backward(net(x).square().sum(1).mean())
+        norm = loop.clip_grad_norm_(net, 0.5)
+        norms += [] if norm is None else [float(norm)]
+        optimizer.step()
+        optimizer.zero_grad()
+    return [norms, net.shift.tolist()]
+
+
+def exchanges() -> list[Any]:
+    """Whether gradients are exchanged in each batch, as torch's profiler sees it."""
+    loop = aa.Loop("cpu", framework="torch", accumulate=3)
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer, loader = loop.prepare(net, optimizer, DataLoader(TensorDataset(*rows_of(56)), batch_size=4))
+    told = []
+    for x, y in loader:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            loop.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        told.append(any("all_reduce" in event.key for event in profile.key_averages()))
+    return [loop.num_processes > 1, told]
+
+
+def order() -> list[Any]:
+    """Each epoch has an order of its own, and an epoch that is set has its order whatever came before."""
+    orders = []
+    for n_before in (0, 2):
+        torch.manual_seed(n_before)
+        loop = aa.Loop("cpu", framework="torch")
+        loader = loop.prepare(DataLoader(range(31), batch_size=4, shuffle=True))
+        before = [loop.gather(rows for rows in loader).tolist() for _ in range(n_before)]
+        loader.set_epoch(5)
+        orders.append(loop.gather(rows for rows in loader).tolist())
+    return [orders[0] == orders[1], before[0] != before[1], all(sorted(one) == list(range(31)) for one in orders)]
+
+
+def continued() -> list[Any]:
+    """From a checkpoint of each number of processes that was here before, with and without divided parameters."""
+    told: list[Any] = []
+    for sharding in ("none", "full"):
+
+        def run(n_epochs: int, folder: Path, sharding: str = sharding) -> list[Any]:
+            loop = aa.Loop("cpu", framework="torch", sharding=sharding)
+            net = network()
+            average = [torch.optim.swa_utils.AveragedModel(net)] if sharding == "none" else []
+            optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+            loader = DataLoader(TensorDataset(*rows_of(31)), batch_size=8)
+            net, optimizer, average, loader = loop.prepare(net, optimizer, average, loader)
+            losses = []
+            for _ in loop.epochs(n_epochs, save=folder):
+                for x, y in loader:
+                    loss = F.mse_loss(net(x), y)
+                    losses.append(float(loop.reduce(loss.detach())))
+                    loop.backward(loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    for one in average:
+                        one.update_parameters(net)
+            names = list(loop.unwrap(net).state_dict())
+            return [losses, numbers(net), [numbers(one.module) for one in average], names]
+
+        base = Path(os.environ["OWN_LOOP_FOLDER"]) / sharding
+        loop = aa.Loop("cpu", framework="torch")
+        size = loop.num_processes
+        run(1, base / f"of-{size}")
+        loop.barrier()  # the first process has written
+        others = sorted(base.glob("of-*"))
+        for other in others:
+            copy = base / f"copy-{size}-{other.name}"
+            if loop.is_main_process and not copy.exists():
+                shutil.copytree(other, copy)
+            loop.barrier()
+            told.append(run(2, copy))
+    return told
+
+
 def agreed() -> list[Any]:
     """What all processes do together."""
     loop = aa.Loop("cpu", framework="torch")
@@ -278,6 +393,11 @@ CASES = (
     window_of_several_counts,
     counted,
     agreed,
+    tokenless,
+    clipped,
+    exchanges,
+    order,
+    continued,
 )
 
 

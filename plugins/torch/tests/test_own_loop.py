@@ -28,7 +28,8 @@ WITHIN_THE_PASS = {"ANYACCEL_TORCH_BUCKET_MB": "0.0001"}
 
 
 def told_by(size: int, folder: Path, variables: dict[str, str]) -> dict[str, Any]:
-    """What the script tells in so many processes."""
+    """What the script tells in so many processes; checkpoints of all are side by side."""
+    variables = {**variables, "OWN_LOOP_FOLDER": str(folder.parent / f"continued-{len(variables)}")}
     file = folder / "told.json"
     launcher = [] if size == 1 else ["-m", "anyaccel", "run", "--replicas", str(size)]
     command = [sys.executable, *launcher, str(HERE / "own_loop_script.py"), str(file)]
@@ -177,6 +178,34 @@ def several_counts(accumulate: int) -> list[Any]:
     return [numbers(net), numbers(other)]
 
 
+def clipped() -> list[Any]:
+    shift, norms = torch.linspace(-1, 1, 5), []
+    x = rows_of(50, torch.float32)[0]
+    for rows in (x[:24], x[24:48], x[48:]):
+        gradient = -2 * (rows - shift).mean(0)
+        norms.append(float(gradient.norm()))
+        shift = shift - 0.5 * gradient * min(1.0, 0.5 / (norms[-1] + 1e-6))  # as torch does
+    return [norms, shift.tolist()]
+
+
+def continued() -> list[Any]:
+    """The second epoch of a run."""
+    net = network()
+    average = torch.optim.swa_utils.AveragedModel(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    losses = []
+    for _ in range(2):
+        losses.clear()
+        for x, y in DataLoader(TensorDataset(*rows_of(31)), batch_size=8):
+            loss = F.mse_loss(net(x), y)
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            average.update_parameters(net)
+    return [losses, numbers(net), numbers(average.module)]
+
+
 BY_HAND: dict[str, Callable[[], list[Any]]] = {
     "ragged": lambda: updates(107, 16),
     "one_row": lambda: updates(97, 16),
@@ -186,6 +215,8 @@ BY_HAND: dict[str, Callable[[], list[Any]]] = {
     "twice": twice,
     "adversaries": adversaries,
     "normalized": normalized,
+    "clipped": clipped,
+    "tokenless": lambda: [[0.0] * 3, numbers(network())],
     "interrupted_window": interrupted_window,
     "one_batch_several_counts": lambda: several_counts(1),
     "window_of_several_counts": lambda: several_counts(2),
@@ -218,6 +249,24 @@ def test_a_step_is_skipped_in_all(told: dict[str, Any]) -> None:
 
 def test_an_evaluation_that_adds_up_itself_counts_each_row_once(told: dict[str, Any]) -> None:
     assert told["counted"] == [41, pytest.approx(float(rows_of(41)[0].sum())), 41]
+
+
+def test_gradients_are_exchanged_once_an_update(told: dict[str, Any]) -> None:
+    is_several, exchanged = told["exchanges"]
+    assert exchanged == [is_several and (number % 3 == 2 or number == 13) for number in range(14)]
+
+
+def test_an_epoch_that_is_set_has_its_order_whatever_came_before(told: dict[str, Any]) -> None:
+    assert told["order"] == [True, True, True]
+
+
+def test_each_number_of_processes_goes_on_from_what_another_has_saved(told: dict[str, Any]) -> None:
+    """By names of the bare model, with its average, and from divided parameters."""
+    losses, weights, average = continued()
+    for found_losses, found, found_average, names in told["continued"]:
+        assert [*found_losses, *found] == pytest.approx([*losses, *weights], rel=1e-6, abs=1e-9)
+        assert not found_average or found_average[0] == pytest.approx(average, rel=1e-6, abs=1e-9)
+        assert names == list(network().state_dict())
 
 
 def test_all_agree(told: dict[str, Any]) -> None:

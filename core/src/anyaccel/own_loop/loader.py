@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
+
+import numpy as np
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.containers import leaves, map_leaves
@@ -146,6 +149,7 @@ class LoopLoader(DeviceLoader):
         super().__init__(loader, accelerator, framework)
         self.processes, self._iterations, self.batch = processes, iterations, batch
         self.epoch = self.given = self.n_rows = 0
+        self._totals = 0  # identifies the numbers of rows of all batches of the epoch
         self.share: Share | None = None
         self._order_of: int | None = None
         self._order = Order()
@@ -185,7 +189,7 @@ class LoopLoader(DeviceLoader):
             self._states, skipped, go_on = self._resumed
             self._resumed = None
             generators.load(self._states)
-        self._stream, self.n_rows = None, 0
+        self._stream, self.n_rows, self._totals = None, 0, 0
         length = _length(self.loader)
         is_stream = self.processes.size > 1 and length is None
         self._order = self.processes.order(generators, self._states, self._order_of, length)
@@ -206,6 +210,7 @@ class LoopLoader(DeviceLoader):
                     self._check_together(number, share)
                 self.given, self.share = number + 1, share
                 self.n_rows += share.rows or 0
+                self._totals = (self._totals * 1_000_003 + (share.total or 0)) % 2**61
                 self._iterations.share = share
                 yield batch
                 del batch  # it must not outlive the next
@@ -221,6 +226,8 @@ class LoopLoader(DeviceLoader):
                 go_on(True)
             if is_stream:
                 self._check_together(self.given, None)
+            if self.processes.size > 1 and not self._knows_rows:
+                self._check_totals()
             if self.share is not None and not self.share.is_last and _length(self.loader) is not None:
                 raise DataError(
                     f"{self.loader!r} returned {self.given} batches, but its length is {len(self)}",
@@ -245,6 +252,8 @@ class LoopLoader(DeviceLoader):
     """Whether batches come from a list or a similar object that draws no random numbers."""
     _stand_in_rows = 1
     """Number of rows of another process for a process without rows; they do not count."""
+    _knows_rows = False
+    """Whether the rows of all batches of an epoch were compared when it began."""
     _reads_elsewhere = False
     """Whether other processes read the batches."""
 
@@ -266,6 +275,53 @@ class LoopLoader(DeviceLoader):
         """Yield the batches of an epoch as the loader returns them."""
         return iter(self.loader)
 
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return the same batches, of which the first must be the same in all processes.
+
+        Raises:
+            DataError: It differs.
+        """
+        if self.processes.size == 1:
+            return batches
+        first = next(batches, self.END)
+        self._check_alike(None if first is self.END else digest(first))
+        return batches if first is self.END else itertools.chain([first], batches)
+
+    def _check_alike(self, own: str | None, what: str = "the first batch") -> None:
+        """Check that all processes have the same digest.
+
+        Raises:
+            DataError: It differs.
+        """
+        every = self.processes.gather_plain(own, "at the first batch of a loader")
+        rank = next((rank for rank, other in enumerate(every) if other != every[0]), None)
+        if rank is not None:
+            raise DataError(
+                f"{what} of {self.loader!r} in process {rank} differs from that in process 0",
+                cause="the rows are shuffled in each process by a generator of its own, or were split by hand",
+                hint="return the same batches in every process; each process takes its rows",
+            )
+
+    def _marks_of_epoch(self) -> list[int]:
+        """Return numbers that identify the batches of the epoch, the same in all processes."""
+        return [self.given, self._totals]
+
+    def _check_totals(self) -> None:
+        """Check at the end of an epoch that all processes had batches of the same numbers of rows.
+
+        Raises:
+            DataError: They had not.
+        """
+        every = self.processes.gather_plain(self._marks_of_epoch(), "at the end of a loop over a loader")
+        rank = next((rank for rank, other in enumerate(every) if other != every[0]), None)
+        if rank is not None:
+            raise DataError(
+                f"the batches of {self.loader!r} in process {rank} had other rows or shapes in this epoch than in "
+                "process 0",
+                cause="the rows of this epoch were not trained once each",
+                hint="return the same batches in every process; each process takes its rows",
+            )
+
     def _shared(self) -> Iterator[tuple[Any, Share]]:
         """Yield the rows of this process of each batch, with their `Share`."""
         processes = self.processes
@@ -274,6 +330,7 @@ class LoopLoader(DeviceLoader):
             return
         batches = self._batches()
         self._draws_nothing = type(batches) in _OF_CONTAINERS
+        batches = self._checked(batches)
         count = _length(self.loader)
         if count is not None or not self._iterations.needs_last:
             for number, batch in enumerate(batches):
@@ -289,7 +346,7 @@ class LoopLoader(DeviceLoader):
 
     def _own_batches(self) -> Iterator[tuple[Any, Share]]:
         """Yield this process's batch of each group of as many batches as there are processes."""
-        batches, size = self._batches(), self.processes.size
+        batches, size = self._checked(self._batches()), self.processes.size
         group = list(itertools.islice(batches, size))
         for number in itertools.count():
             if not group:
@@ -333,7 +390,8 @@ class LoopLoader(DeviceLoader):
 
     def _check_together(self, number: int, share: Share | None) -> None:
         """Check that all processes have a batch with this number and size, or all are at the end of the stream."""
-        every = self.processes.gather_plain(None if share is None else [share.total, share.is_last])
+        own = None if share is None else [share.total, share.is_last]
+        every = self.processes.gather_plain(own, "at a batch of a stream")
         if all(other == every[0] for other in every):
             return
         ends = {rank: number + (other is not None) for rank, other in enumerate(every) if other is None or other[1]}
@@ -387,6 +445,9 @@ class LoopLoader(DeviceLoader):
             RandomStates(self.loader).load(states)
 
 
+_DIGESTED = 4096
+"""Number of elements of each tensor that identify a batch."""
+_PLAIN = (str, bytes, int, float, type(None))
 _OF_CONTAINERS = {type(iter([0])), type(iter((0,))), type(iter(deque([0]))), type(iter({0: 0}.values()))}
 
 
@@ -408,6 +469,23 @@ def rows_of(batch: Any) -> int | None:
         if isinstance(part, list):
             return len(part)
     return None
+
+
+def digest(batch: Any) -> str:
+    """Return a digest of some elements of each tensor of a batch, and of its texts and numbers."""
+    result = hashlib.blake2b(digest_size=8)
+    for leaf in leaves(batch, registry().owners):
+        array = leaf if isinstance(leaf, np.ndarray) else None
+        if array is None and hasattr(leaf, "__array__"):
+            with suppress(TypeError, ValueError, RuntimeError):  # not in the memory of the host
+                array = np.asarray(leaf)
+        if array is not None and array.dtype != object:
+            result.update(f"{array.dtype} {array.shape}".encode())
+            result.update(np.ascontiguousarray(array.reshape(-1)[:: max(1, array.size // _DIGESTED)]).tobytes())
+        else:
+            known = leaf if isinstance(leaf, _PLAIN) else getattr(leaf, "shape", None)
+            result.update(f"{type(leaf).__name__} {known!r}".encode())
+    return result.hexdigest()
 
 
 def take_rows(batch: Any, rows: slice, n_rows: int) -> Any:

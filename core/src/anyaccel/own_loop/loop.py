@@ -300,7 +300,11 @@ class Loop(AttributeHints):
     ) -> None:
         if sharding not in (None, "none", "full"):
             raise ConfigError(
-                f"Loop: unknown sharding={shown(sharding)}", available="'none', 'full'", hint="write sharding='full'"
+                f"Loop: unknown sharding={shown(sharding)}",
+                available="'none', 'full'",
+                hint="write sharding='full', or train in a TrainPhase, which offloads"
+                if "offload" in str(sharding)
+                else "write sharding='full'",
             )
         self.precision = None if precision is None else checked_precision(ConfigError, "Loop: ", precision)
         self.seed, self.options = seed, dict(options or {})
@@ -409,7 +413,7 @@ class Loop(AttributeHints):
 
     def _parts_of_all(self, parts: list[Part]) -> list[Part]:
         """Return the batches' results in all processes, in the order of their rows, from those of this process."""
-        every = self._processes.gather(parts)
+        every = self._processes.gather(parts, "in loop.gather()")
         return [rank_parts[i] for i in range(max(map(len, every))) for rank_parts in every if i < len(rank_parts)]
 
     # -- processes -------------------------------------------------------------------------------------------------
@@ -478,7 +482,7 @@ class Loop(AttributeHints):
             raise ConfigError(f"find_batch_size() begins with start={shown(start)}", hint="write start=128")
         if self.num_processes > 1:
             self._check_exchanges_apart()
-            sizes = self._processes.gather_plain(start)
+            sizes = self._processes.gather_plain(start, "in loop.find_batch_size()")
             if len(set(sizes)) > 1:
                 raise ConfigError(
                     f"find_batch_size() begins with different sizes in the processes: {', '.join(map(str, sizes))}",
@@ -518,17 +522,17 @@ class Loop(AttributeHints):
 
     def barrier(self) -> None:
         """Wait until all processes get here."""
-        self._processes.gather_plain(None)
+        self._processes.gather_plain(None, "at loop.barrier()")
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the value of process `source`: tensors, arrays, plain values, and containers of these."""
         on_host = self._on_host(value)  # in all processes, as sharded tensors are joined
         gathered = on_host if self.process_index == source else None
-        return self._from_host(self._processes.gather(gathered)[source])
+        return self._from_host(self._processes.gather(gathered, "in loop.broadcast()")[source])
 
     def any(self, flag: Any) -> bool:
         """Return whether `flag` is true in any process: `if loop.any(is_over): break` ends all after the same step."""
-        return any(self._processes.gather_plain(bool(flag)))
+        return any(self._processes.gather_plain(bool(flag), "in loop.any()"))
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -665,7 +669,11 @@ class Loop(AttributeHints):
 
     def _steps_done(self) -> None:
         saving = self._saving
-        if saving is not None and self._is_whole and saving.is_due(self.step, self._processes.gather_plain):
+        if (
+            saving is not None
+            and self._is_whole
+            and saving.is_due(self.step, partial(self._processes.gather_plain, call="at the end of a batch"))
+        ):
             saving.folder.write(self._checkpoint({}), saving.keep)
 
     @property
@@ -742,7 +750,8 @@ class Loop(AttributeHints):
             return map_leaves(value, lambda leaf: leaf / (float(count) or 1.0), registry().owners)
         on_host = self._on_host(value)
         of_loop = None if how != "mean" or hasattr(value, "anyaccel_share") else self._iterations.n_rows_of_loop
-        every = self._processes.gather((on_host, rows, None if count is None else float(count), of_loop))
+        own = on_host, rows, None if count is None else float(count), of_loop
+        every = self._processes.gather(own, "in loop.reduce()")
         result = _reduced([part[:3] for part in every], how)
         if count is None and None not in [part[3] for part in every]:
             self._warn_of_weights(result, _reduced([(part[0], float(part[3]), None) for part in every], how))
@@ -817,7 +826,9 @@ class Loop(AttributeHints):
             framework=self.framework,
             step=self.step,
             epoch=self.epoch,
-            random=self._processes.gather(to_arrays({**self._processes.random_states(), **self._model_states()})),
+            random=self._processes.gather(
+                to_arrays({**self._processes.random_states(), **self._model_states()}), "writing a checkpoint"
+            ),
             loaders=[loader.state_dict() for loader in self._prepared_loaders],
             state=self._on_host({**self._state(), "extra": kept}),
         )

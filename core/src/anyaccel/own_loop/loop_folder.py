@@ -169,7 +169,7 @@ class LoopFolder(CheckpointFolder):
                                 RuntimeWarning,
                                 stacklevel=user_level(),
                             )
-        name = self._processes.gather_plain(name)[0]
+        name = self._processes.gather_plain(name, "loading")[0]
         if name is None:
             return None
         checkpoint = (
@@ -209,7 +209,7 @@ def _told_to_all(processes: LoopProcesses, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         problem = error
-    told = processes.gather_plain("" if problem is None else str(problem))[0]
+    told = processes.gather_plain("" if problem is None else str(problem), f"at the end of: {what}")[0]
     if problem is not None:
         raise problem
     if told:

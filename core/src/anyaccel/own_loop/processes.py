@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.streaming.random_states import RandomStates, from_arrays, to_arrays
-from anyaccel.errors import DataError, OutOfMemoryError
+from anyaccel.errors import DataError, FrameworkError, OutOfMemoryError
 from anyaccel.own_loop.plain_state import packed, unpacked
 from anyaccel.rng import key
 
@@ -64,22 +64,35 @@ class LoopProcesses:
         self.size: int = group.size
         self.is_trying = False
 
-    def gather_plain(self, value: Any) -> list[Any]:
+    def gather_plain(self, value: Any, call: str = "") -> list[Any]:
         """Return the plain values of all processes, by rank.
 
+        Args:
+            value: Value of this process.
+            call: The call of the loop that gathers, the same in all processes.
+
         Raises:
+            FrameworkError: The processes are in different calls.
             OutOfMemoryError: Another process is out of memory; only within `try_together`.
         """
-        if not self.is_trying:
-            gathered: list[Any] = self.group.gather(value)
-            return gathered
-        every = self.group.gather(["", value])
-        for rank, (problem, _) in enumerate(every):
-            if problem:
+        if self.size == 1:
+            return [value]
+        every = self.group.gather([call, "", value])
+        for rank, (_, problem, _) in enumerate(every):
+            if problem and self.is_trying:
                 raise _OutOfMemoryElsewhereError(
                     f"process {rank} is out of memory: {problem}", hint="use smaller batches in all processes"
                 )
-        return [other for _, other in every]
+        calls = [other[0] for other in every]
+        if len(set(calls)) > 1:
+            told = ", ".join(f"process {rank} {other or 'in prepare()'}" for rank, other in enumerate(calls))
+            raise FrameworkError(
+                f"the processes are in different calls of the loop: {told}",
+                cause="each would get values of another call",
+                hint="make the same calls in all processes, in the same order, and none inside "
+                "`if loop.is_main_process:`",
+            )
+        return [other for _, _, other in every]
 
     def check_memory(self) -> None:
         """Within `try_together`, end if another process is out of memory.
@@ -91,7 +104,7 @@ class LoopProcesses:
             OutOfMemoryError: Another process is out of memory.
         """
         if self.is_trying:
-            self.gather_plain(None)
+            self.gather_plain(None, "before an exchange of tensors")
 
     def try_together(self, call: Callable[[], Any]) -> Any:
         """Return the result of a function that all processes call; if one runs out of memory, it ends in all of them.
@@ -108,16 +121,20 @@ class LoopProcesses:
         except Exception as error:
             if self.is_trying and is_out_of_memory(error) and not isinstance(error, _OutOfMemoryElsewhereError):
                 text = f"{type(error).__name__}: {error}".partition("\n")[0]
-                self.group.gather([text[:100], None])
+                self.group.gather(["", text[:100], None])
             raise
         finally:
             self.is_trying = False
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank: nested dicts, lists and tuples of plain values and arrays."""
+    def gather(self, value: Any, call: str) -> list[Any]:
+        """Return the values of all processes, by rank: nested dicts, lists and tuples of plain values and arrays.
+
+        Args:
+            value, call: See `gather_plain`.
+        """
         if self.size == 1:
             return [value]
-        return [unpacked(message) for message in self.gather_plain(packed(value))]
+        return [unpacked(message) for message in self.gather_plain(packed(value), call)]
 
     # -- random numbers --------------------------------------------------------------------------------------------
 
@@ -126,7 +143,7 @@ class LoopProcesses:
         if self.seed is not None:
             self.seed_all(key(self.seed, "own loop"))
         elif self.size > 1:
-            self.set_random_states(from_arrays(self.gather(to_arrays(self.random_states()))[0]))
+            self.set_random_states(from_arrays(self.gather(to_arrays(self.random_states()), "in Loop()")[0]))
 
     def part(self) -> None:
         """Let each process except the first draw different numbers from here on, such as those of dropout."""
@@ -164,7 +181,9 @@ class LoopProcesses:
         first: Mapping[str, np.ndarray] = {}
         if self.size > 1:
             is_needed = self.rank == 0 and number is None
-            every = self.gather((n_batches, to_arrays(states) if is_needed else {}))
+            every = self.gather(
+                (n_batches, to_arrays(states) if is_needed else {}), "at the start of a loop over a loader"
+            )
             numbers, first = [other[0] for other in every], every[0][1]
             if len(set(numbers)) > 1:
                 raise DataError(

@@ -23,12 +23,26 @@ def gather_plain(value: Any, gather: Callable[[np.ndarray], np.ndarray]) -> list
     Raises:
         TypeError: it is not plain.
     """
-    own = np.frombuffer(json.dumps(value, default=_as_text).encode(), np.uint8)
+    own = np.frombuffer(to_bytes(value), np.uint8)
     lengths = gather(np.array([len(own)], np.int32)).ravel()
     padded = np.zeros(_padded_size(int(lengths.max())), np.uint8)
     padded[: len(own)] = own
     texts = [row[:length].tobytes() for row, length in zip(gather(padded), lengths, strict=True)]
-    return [json.loads(text, object_hook=_from_text) for text in texts]
+    return [from_bytes(text) for text in texts]
+
+
+def to_bytes(value: Any) -> bytes:
+    """Return a plain value as JSON.
+
+    Raises:
+        TypeError: it is not plain.
+    """
+    return json.dumps(value, default=_as_text).encode()
+
+
+def from_bytes(text: bytes) -> Any:
+    """Return the value of `to_bytes`."""
+    return json.loads(text, object_hook=_from_text)
 
 
 def _padded_size(n_bytes: int) -> int:

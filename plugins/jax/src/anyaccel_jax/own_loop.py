@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from anyaccel_jax.loop_gradients import LossGradients, checked_micro
 
 _DATA = "data"
 _DELETED = ("has been deleted", "deleted or donated")
+_LOST = ("Gloo", "NCCL", "ollective", "UNAVAILABLE", "Connection closed by peer")
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -124,7 +126,8 @@ class JaxLoop(Loop):
             devices = corresponding_devices(device, self.num_processes)
         self._placing = _Placing(device, self.options.get("mesh"), devices, divides=self.sharding == "full")
         self.mesh = self._placing.mesh
-        self._states = _States(self._iterations, self._prepared_loaders, self._count_step)
+        group = self._processes.group if self.num_processes > 1 else None
+        self._states = _States(self._iterations, self._prepared_loaders, self._count_step, group)
 
     def _count_step(self) -> None:
         self.step += 1
@@ -136,7 +139,14 @@ class JaxLoop(Loop):
                 cause="devices of JAX are fixed when it starts, for example with the first array or model",
                 hint="create the Loop first, at the top of the script: loop = aa.Loop(framework='jax')",
             )
-        return super()._joined_group()
+        group = super()._joined_group()
+        group.separate_messages()
+        return group
+
+    def _meet(self, what: str) -> None:
+        if self.num_processes > 1:
+            with self._processes.group.meeting(what):
+                self._processes.gather_plain(None, what)
 
     # -- prepare ---------------------------------------------------------------------------------------------------
 
@@ -151,11 +161,18 @@ class JaxLoop(Loop):
         return any(self._is_loader(item) or self._is_container(item) for item in items)
 
     def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
-        return JaxLoader(loader, *settings, placing=self._placing, together=self.accumulation_steps)
+        number = len(self._prepared_loaders)
+        return JaxLoader(loader, *settings, placing=self._placing, together=self.accumulation_steps, number=number)
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
-        for prepared in objects:
-            _check_preparable(prepared)
+        for value in objects:
+            _check_preparable(value)
+            if self._states.holds(value):
+                raise ConfigError(
+                    f"this {type(value).__name__} is prepared already",
+                    hint="prepare each state only once, and use the result of prepare(); copy it for a second one: "
+                    "jax.tree.map(jnp.copy, state)",
+                )
         if self.num_processes > 1:
             self._check_alike(objects)
         placed = [self._placed(value) for value in objects]
@@ -171,7 +188,7 @@ class JaxLoop(Loop):
             for name, leaf in _named(value).items()
             if not _is_global(leaf)
         }
-        every = self._processes.gather_plain(own)
+        every = self._processes.gather_plain(own, "in loop.prepare()")
         for rank, other in enumerate(every):
             name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
             if name is not None:
@@ -462,19 +479,28 @@ class _States:
     Args:
         iterations, loaders: Iterations and loaders of the loop.
         count_step: Called after each update.
+        group: The processes that compute steps together; None for one.
 
     Attributes:
         prepared: Prepared states in order.
         n_losses: Number of traced losses of `value_and_grad`.
     """
 
-    def __init__(self, iterations: Any, loaders: Sequence[LoopLoader], count_step: Callable[[], object]) -> None:
+    def __init__(
+        self, iterations: Any, loaders: Sequence[LoopLoader], count_step: Callable[[], object], group: Any
+    ) -> None:
         self.prepared: list[_Prepared] = []
         self.n_losses = 0
-        self._iterations, self._loaders, self._count_step = iterations, loaders, count_step
+        self._iterations, self._loaders, self._count_step, self._group = iterations, loaders, count_step, group
         self._told: dict[Any, int] = {}  # number of batches at the time of the newest state
         self._is_loaded = False
         self._n_steps = 0
+
+    def holds(self, value: Any) -> bool:
+        """Return whether all arrays of a value are those of prepared states."""
+        held = {id(leaf) for prepared in self.prepared for leaf in _arrays_of(prepared.value)}
+        arrays = _arrays_of(value)
+        return len(arrays) > 0 and all(id(leaf) in held for leaf in arrays)
 
     def count_loss(self) -> None:
         """Count a traced loss."""
@@ -512,7 +538,14 @@ class _States:
             )
 
     def explained(self, error: Exception) -> Exception:
-        """Return an error of a step, with another message if the step received a state that no longer exists."""
+        """Return an error of a step, with another message if the step received a state that no longer exists, or
+        another process has ended.
+        """
+        if self._group is not None and any(text in str(error) for text in _LOST):
+            try:
+                self._group.attempt("compute a step", partial(_raise, error))
+            except FrameworkError as lost:
+                return lost
         if not any(text in str(error) for text in _DELETED):
             return error
         if self._is_loaded:
@@ -713,9 +746,11 @@ class JaxLoader(LoopLoader):
 
     ways: ClassVar[tuple[str, ...]] = (*LoopLoader.ways, "padded")
 
-    def __init__(self, loader: Any, *settings: Any, placing: _Placing, together: int) -> None:
+    def __init__(self, loader: Any, *settings: Any, placing: _Placing, together: int, number: int) -> None:
         super().__init__(loader, *settings)
-        self._placing, self.count = placing, 0
+        self._placing, self._number, self.count = placing, number, 0
+        self._marks: dict[Any, int] = {}  # of all shapes of batches that there were
+        self._shapes = 0  # identifies those of all batches of the epoch
         self._together = together * (self.processes.size if self.batch == "per_replica" else 1)
         self._n_rows: int | None = None  # of a batch with padding
         if placing.is_host:
@@ -736,6 +771,7 @@ class JaxLoader(LoopLoader):
         return share.padding.mask
 
     def __iter__(self) -> Iterator[Any]:
+        self._shapes = 0
         with closing(super().__iter__()) as batches:  # type: ignore[type-var]
             for batch in batches:
                 self.count += 1
@@ -756,7 +792,7 @@ class JaxLoader(LoopLoader):
             count = len(self)
         except TypeError:
             count = None
-        batches, number = iter(self.loader), 0
+        batches, number = self._checked(iter(self.loader)), 0
         while group := [_on_host(batch) for batch in islice(batches, self._together)]:
             rows = _rows_of(group[0])
             if rows is None and (self.processes.size > 1 or len(group) > 1):
@@ -784,8 +820,40 @@ class JaxLoader(LoopLoader):
                 stacklevel=user_level(),
             )
 
+    def _marks_of_epoch(self) -> list[int]:
+        return [*super()._marks_of_epoch(), self._shapes]
+
+    def _check_shapes(self, contents: Any, number: int) -> None:
+        """Compare shapes that are new with those of the processes that were here before; `_check_totals` finds the
+        others.
+
+        Raises:
+            DataError: They differ.
+        """
+        arrays = leaves(contents, registry().owners)
+        names = tuple(contents) if isinstance(contents, Mapping) else ()
+        shapes = *names, *((getattr(leaf, "dtype", type(leaf)), getattr(leaf, "shape", ())) for leaf in arrays)
+        mark = self._marks.get(shapes)
+        if mark is None:
+            found = ", ".join(
+                f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__ for leaf in arrays
+            )
+            text = f"{found} by {', '.join(map(str, names))}" if names else found
+            mark = self._marks[shapes] = zlib.crc32(text.encode())
+            every = self.processes.group.post(f"{self._number}/{self.epoch}/{number}", text)
+            for rank, other in every.items():
+                if other != text:
+                    raise DataError(
+                        f"batch {number} of {self.loader!r} has different shapes in the processes: {text} in process "
+                        f"{self.processes.rank}, but {other} in process {rank}",
+                        hint="return the same batches in every process; each process takes its rows",
+                    )
+        self._shapes = (self._shapes * 1_000_003 + mark) % 2**61
+
     def _moved(self, batch: Any) -> Any:
         contents, share = batch
+        if self.processes.size > 1:
+            self._check_shapes(contents, share.number)
         rows, n_rows = share.rows, share.rows
         if self._placing.is_host and self.batch != "padded":
             return batch
@@ -896,8 +964,16 @@ def _named(value: Any) -> dict[str, Any]:
     return {name: leaf for name, (_, leaf) in zip(names, values, strict=True)}
 
 
+def _arrays_of(value: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(_contents(value)) if isinstance(leaf, jax.Array)]
+
+
 def _is_global(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and not leaf.is_fully_addressable
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _digest(leaf: Any) -> str:

@@ -8,7 +8,8 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -24,7 +25,7 @@ from anyaccel_distributed import ReplicaGroup, launched, replica_timeout
 from anyaccel_distributed.departure import Departure
 from anyaccel_distributed.gradients import gradients_of, replace_gradients
 from anyaccel_distributed.group import ProgramInputs
-from anyaccel_distributed.messages import gather_plain
+from anyaccel_distributed.messages import from_bytes, gather_plain, to_bytes
 from anyaccel_jax import runtime_config
 from anyaccel_jax.error_translation import first_line
 from anyaccel_jax.mesh_program import MeshProgram
@@ -63,6 +64,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self.rank, self.size = rank, size
         self._departure = join_cluster(rank, size)
         self._collectives: dict[Any, _Collectives] = {}
+        self._messages: _Messages | None = None
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
         """Average gradients with one all-reduce for each device and dtype."""
@@ -77,7 +79,43 @@ class JaxReplicaGroup(ReplicaGroup):
         replace_gradients(programs, gradients)
 
     def gather(self, value: Any) -> list[Any]:
+        if self._messages is not None:
+            own = to_bytes(value)
+            is_short = len(own) <= _SHORT_BYTES
+            every = self._messages.exchange(own if is_short else _LONG)
+            if _LONG not in every:
+                return [from_bytes(text) for text in every]
         return gather_plain(value, lambda array: self._gathered(on_host(array)))
+
+    def separate_messages(self) -> None:
+        """Exchange plain values through JAX's coordination service from now on: a process that gathers alone cannot
+        meet a step's collectives, and is named.
+        """
+        if self._messages is None:
+            self._messages = _Messages(self.rank, self.size)
+
+    @contextmanager
+    def meeting(self, what: str) -> Iterator[None]:
+        """Within the block, wait for the others for half a minute at most.
+
+        Raises:
+            FrameworkError: some do not come.
+        """
+        messages = self._messages
+        assert messages is not None
+        messages.meeting = what
+        try:
+            yield
+        except FrameworkError:
+            self._departure.fail()
+            raise
+        finally:
+            messages.meeting = ""
+
+    def post(self, place: str, text: str) -> dict[int, str]:
+        """Publish a text, once for each place, and return those that other processes have published there, by rank."""
+        assert self._messages is not None
+        return self._messages.post(place, text)
 
     def _gathered(self, array: Any) -> np.ndarray:
         return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
@@ -150,10 +188,110 @@ class JaxReplicaGroup(ReplicaGroup):
             return call()
         except (RuntimeError, ValueError) as error:
             raise FrameworkError(
-                f"replica {self.rank} of {self.size} could not {what}: {first_line(error)}",
+                f"replica {self.rank} of {self.size} could not {what}: {first_line(error)}"
+                + (f", about replica {1 - self.rank}" if self.size == 2 else ""),
                 cause="errors of the other replicas, above or in their logs",
                 hint="another replica has ended or does not answer; start all replicas again with their launcher",
             ) from error
+
+
+_SHORT_BYTES = 1 << 16
+"""Longer messages are gathered by a collective, after all have met."""
+_LONG = b""
+_PLACE = "anyaccel/messages"
+_ENDED = "anyaccel/ended"
+_MEET_SECONDS = 30.0
+_GATHER_SECONDS = 1800.0
+_POLL_SECONDS = 1.0
+_KEPT = 32
+
+
+class _Messages:
+    """Messages in the key-value store of JAX's coordination service, each under its number.
+
+    Args:
+        rank, size: Rank of this process and number of processes.
+
+    Attributes:
+        meeting: What all must call within half a minute; "" for any other exchange.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size, self._count, self.meeting = rank, size, 0, ""
+        asked = replica_timeout()
+        self._seconds, self._meet_seconds = asked or _GATHER_SECONDS, min(_MEET_SECONDS, asked or _MEET_SECONDS)
+
+    def exchange(self, message: bytes) -> list[bytes]:
+        """Return the messages of all processes, by rank.
+
+        Raises:
+            FrameworkError: another has ended, or does not come in time.
+        """
+        seconds = self._meet_seconds if self.meeting else self._seconds
+        deadline, client = time.monotonic() + seconds, _client()
+        block, number = divmod(self._count, _KEPT)
+        self._count += 1
+        every, missing = [], []
+        try:
+            client.key_value_set_bytes(f"{_PLACE}/{self._rank}/{block}/{number}", message)
+            for rank in range(self._size):
+                found = message if rank == self._rank else self._awaited(f"{_PLACE}/{rank}/{block}/{number}", deadline)
+                if found is None:
+                    missing.append(str(rank))
+                else:
+                    every.append(found)
+            if number == 0 and block > 0 and not missing:  # all have read what came before
+                client.key_value_delete(f"{_PLACE}/{self._rank}/{block - 1}/")
+        except RuntimeError as error:
+            raise self._lost(first_line(error)) from error
+        if missing:
+            raise self._left(", ".join(missing), seconds)
+        return every
+
+    def _awaited(self, key: str, deadline: float) -> bytes | None:
+        """Return a message; None if it does not come in time, or its process has ended."""
+        client, has_ended = _client(), False
+        while True:
+            left = 0.0 if has_ended else deadline - time.monotonic()
+            try:
+                found: bytes = client.blocking_key_value_get_bytes(key, max(1, int(1e3 * min(_POLL_SECONDS, left))))
+                return found
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+            if left <= 0:
+                return None
+            has_ended = any(name == f"{_ENDED}/{key.split('/')[2]}" for name, _ in client.key_value_dir_get(_ENDED))
+
+    def _left(self, missing: str, seconds: float) -> FrameworkError:
+        own = f"replica {self._rank} of {self._size}"
+        if self.meeting:
+            return FrameworkError(
+                f"{own} tried to {self.meeting}, but replica {missing} did not within {seconds:g} seconds",
+                hint=f"{self.meeting} in all processes, not only inside `if loop.is_main_process:`",
+            )
+        return self._lost(f"replica {missing} has ended, or did not answer within {seconds:g} seconds")
+
+    def _lost(self, problem: str) -> FrameworkError:
+        return FrameworkError(
+            f"replica {self._rank} of {self._size} could not gather values: {problem}",
+            cause="errors of the other replicas, above or in their logs",
+            hint="another replica has ended or does not answer; start all replicas again with their launcher",
+        )
+
+    def post(self, place: str, text: str) -> dict[int, str]:
+        """See `JaxReplicaGroup.post`."""
+        client, found = _client(), {}
+        client.key_value_set(f"{_PLACE}/at/{place}/{self._rank}", text, allow_overwrite=True)
+        for name, other in client.key_value_dir_get(f"{_PLACE}/at/{place}/"):
+            found[int(name.rpartition("/")[2])] = other
+        return found
+
+
+def _client() -> Any:
+    from jax._src import distributed  # its store of keys has no public name
+
+    return distributed.global_state.client
 
 
 def corresponding_devices(device: Any, size: int) -> list[Any]:
@@ -259,6 +397,8 @@ def _pieces(gathered: Any, counts: tuple[int, ...], shapes: tuple[tuple[int, ...
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 _WAIT_SECONDS = 300
+_LIMITS_COLLECTIVES = (0, 10)
+"""From this version on XLA is known to have the flag; an unknown one would abort the process."""
 _LEAVE_SECONDS = 3600
 """So long one that ends well waits for the others, of which the first may have more to do."""
 
@@ -298,6 +438,9 @@ def join_cluster(rank: int, size: int) -> Departure:
     more: dict[str, Any] = {"shutdown_timeout_seconds": _LEAVE_SECONDS}
     more |= {} if asked is None else {"heartbeat_timeout_seconds": max(1, math.ceil(asked))}
     more |= own_gpu(rank, size)
+    if asked is not None and jax.__version_info__ >= _LIMITS_COLLECTIVES:  # read when JAX starts
+        limit = f"--xla_cpu_collective_timeout_seconds={max(1, math.ceil(asked))}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {limit}"
     known = inspect.signature(jax.distributed.initialize).parameters
     accepted: dict[str, Any] = {name: value for name, value in more.items() if name in known}
     try:
@@ -372,8 +515,10 @@ def _check_coordinator(rank: int, seconds: float) -> None:
 def _leave(failed: bool) -> None:
     """Leave the group: a process that ends normally waits for the others, as in JAX; a failed one does not.
 
-    The others notice the end of its connections.
+    The others notice the end of its connections, and that it is said here.
     """
+    with suppress(Exception):  # the others may have ended
+        _client().key_value_set(f"{_ENDED}/{jax.process_index()}", "failed" if failed else "done")
     if not failed:
         return
     from jax._src import distributed  # JAX has no public way to leave alone

@@ -19,9 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from anyaccel.device import Device
-from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, StateError
+from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, OutOfMemoryError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel.own_loop.loop import OF_MODELS
+from anyaccel.own_loop.processes import is_out_of_memory
 from anyaccel.own_loop.window import Window
 from anyaccel.user_level import user_level
 from anyaccel_tensorflow.object_location import is_optimizer
@@ -85,6 +86,7 @@ class TensorFlowLoop(Loop):
         self._n_calls = Counter[tuple[int, int]]()  # of `gradient` for the same variables, in this batch
         self._row_tensors: dict[float | None, Any] = {}
         self._is_within = False  # `accumulate`
+        self._memory_error: OutOfMemoryError | None = None  # of another process, within a traced step
         self._is_begun = False
         super().__init__(*args, **settings)
         self._check_settings()
@@ -131,6 +133,18 @@ class TensorFlowLoop(Loop):
     def _seed_framework(self, seed: int) -> None:
         if not self._is_begun:  # later, it would change the order of new data sets in one process only
             tf.random.set_seed(seed % 2**31)
+
+    def _meet(self, what: str) -> None:
+        if self.num_processes > 1:
+            with self._processes.group.meeting(what):
+                self._processes.gather_plain(None, what)
+
+    def _check_exchanges_apart(self) -> None:
+        if any(model.trained for model in self._models):
+            raise ConfigError(
+                "find_batch_size() in several processes, but a model was prepared before it",
+                hint="create and prepare the model within the function of the batch size",
+            )
 
     # -- prepare ---------------------------------------------------------------------------------------------------
 
@@ -179,17 +193,24 @@ class TensorFlowLoop(Loop):
         model = self.accelerator.place(model)
         _prepared[id(model)] = model
         self._models.append(_Model(model, frozen, norm if self.num_processes > 1 else ""))
-        for variable in self._models[-1].trained:
-            self._positions.setdefault(id(tf_variable(variable)), len(self._positions))
-        self._undo += [self._models.pop, partial(_prepared.pop, id(model))]
+        new = [key for key in map(id, map(tf_variable, self._models[-1].trained)) if key not in self._positions]
+        for key in new:
+            self._positions.setdefault(key, len(self._positions))
+        self._undo += [self._models.pop, partial(_prepared.pop, id(model)), partial(self._forget, new)]
         if self.process_index > 0:
             self._models[-1].set_apart(self.process_index)
         return model
 
+    def _forget(self, keys: Sequence[int]) -> None:
+        """Forget variables of a model that is released; others may get their ids."""
+        for key in keys:
+            self._positions.pop(key, None)
+        self._sites.clear()
+
     def _check_alike(self, model: Any) -> None:
         variables = model_variables(model)
         own = {name: _digest([read(v).numpy()]) for name, v in {**variables.parameters, **variables.buffers}.items()}
-        every = self._processes.gather_plain(own)
+        every = self._processes.gather_plain(own, "in loop.prepare()")
         for rank, other in enumerate(every):
             name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
             if name is not None:
@@ -358,7 +379,7 @@ class TensorFlowLoop(Loop):
         gradients = tape.gradient(loss, flat)
         site = self._site(keys, traced, is_counted=count is not None)
         if not self._is_plain:
-            gradients = self._of_update(site, flat, gradients, count, traced)
+            gradients = self._of_update(site, flat, gradients, (loss, count), traced)
         elif count is not None:
             gradients = [None if g is None else _divided(g, count) for g in gradients]
         if traced is None:
@@ -417,8 +438,14 @@ class TensorFlowLoop(Loop):
         return math.nan if share is None or share.rows is None or share.total is None else float(share.rows)
 
     def _of_update(
-        self, site: _Site, variables: Sequence[Any], gradients: Sequence[Any], count: Any, traced: _Traced | None
+        self,
+        site: _Site,
+        variables: Sequence[Any],
+        gradients: Sequence[Any],
+        loss_and_count: tuple[Any, Any],
+        traced: _Traced | None,
     ) -> list[Any]:
+        loss, count = loss_and_count
         share = self._iterations.training_share
         if count is None and math.isnan(self._rows_of(share)):
             raise _no_rows()
@@ -447,7 +474,7 @@ class TensorFlowLoop(Loop):
             if sums is not None:
                 message = sums + message
                 sums.assign(tf.zeros_like(sums))
-            message = self._sum_of_all(message, (site.place, dtype.name))
+            message = self._sum_of_all(message, (site.place, dtype.name), loss)
             means = tf.math.divide_no_nan(message[:-1], message[-1])
             sizes = [math.prod(variables[i].shape) for i in places]
             for i, mean in zip(places, tf.split(means, sizes), strict=True):
@@ -456,14 +483,34 @@ class TensorFlowLoop(Loop):
             self._average_statistics(site, rows)
         return results
 
-    def _sum_of_all(self, message: Any, call: Any) -> Any:
+    def _sum_of_all(self, message: Any, call: Any, loss: Any) -> Any:
         if self.num_processes == 1:
             return message
         group, device = self._processes.group, self._models[0].device
+        if self._processes.is_trying:
+            message = self._when_all_have_memory(message, loss)
         with tf.device(device):
             if tf.executing_eagerly():
                 return group.attempt("average the gradients", partial(group.sum_of_all, message, call, device))
             return group.sum_of_all(message, call, device)
+
+    def _when_all_have_memory(self, message: Any, loss: Any) -> Any:
+        """Return a message, ready to be sent once all processes have had memory for theirs, and for the loss."""
+        if tf.executing_eagerly():
+            self._processes.check_memory()
+            return message
+
+        def check(last: Any, _: Any) -> Any:
+            try:
+                self._processes.check_memory()
+            except OutOfMemoryError as error:  # of another process; the graph would lose its kind
+                self._memory_error = error
+                raise
+            return last
+
+        with tf.device("/CPU:0"):  # computed after the message, and before it is sent
+            last = tf.numpy_function(check, [message[-1:], loss], message.dtype)
+        return tf.concat([message[:-1], tf.ensure_shape(last, (1,))], 0)
 
     def _average_statistics(self, site: _Site, rows: Any) -> None:
         """Replace moving averages of layers by their means over processes, so that all have the same."""
@@ -474,7 +521,7 @@ class TensorFlowLoop(Loop):
             flat = tf.concat([tf.reshape(tf.cast(variable, tf.float32), [-1]) for variable in held], 0)
             weight = tf.where(tf.math.is_nan(rows), 1.0, rows)
             message = tf.concat([tf.math.multiply_no_nan(flat, weight), weight[None]], 0)
-            message = self._sum_of_all(message, (site.place, "statistics", i))
+            message = self._sum_of_all(message, (site.place, "statistics", i), 0.0)
             means = tf.split(message[:-1] / message[-1], [math.prod(variable.shape) for variable in held])
             for variable, mean in zip(held, means, strict=True):
                 variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
@@ -529,6 +576,11 @@ class TensorFlowLoop(Loop):
         try:
             result = traced.run(*args, **kwargs) if self._is_plain else traced.run(self._tensor(rows), *args, **kwargs)
         except tf.errors.OpError as error:
+            elsewhere, self._memory_error = self._memory_error, None
+            if elsewhere is not None:
+                raise elsewhere from None
+            if is_out_of_memory(error):
+                raise
             if self.num_processes > 1 and (isinstance(error, _LOST) or "ollective" in str(error)):
                 self._processes.group.attempt("average the gradients", partial(_raise, error))
             raise
@@ -942,6 +994,14 @@ class DatasetLoader(LoopLoader):
         self._n_epochs = 0  # that were begun
         self._first = ""
         self._expected: str | None = None
+        every = self.processes.gather_plain(str(loader.element_spec), "in loop.prepare()")
+        rank = next((rank for rank, other in enumerate(every) if other != every[0]), None)
+        if rank is not None:
+            raise DataError(
+                f"the data set has other elements in process {rank}: {every[rank]}",
+                available=f"{every[0]}, as in process 0",
+                hint="create the data set in the same way in every process",
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Refuse an epoch: the order of a data set cannot be set."""
@@ -971,7 +1031,14 @@ class DatasetLoader(LoopLoader):
                 cause="rows are shuffled without a seed, or this data set was iterated over before",
                 hint="create it after Loop(seed=0), or set a seed for each shuffle: dataset.shuffle(n, seed=0)",
             )
-        if self.processes.size > 1 and len(set(self.processes.gather_plain(self._first))) > 1:
+        if self.processes.size > 1:
+            self._check_alike(self._first)
+
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return batches  # `_batches` has checked the first
+
+    def _check_alike(self, own: str | None, what: str = "the first batch") -> None:
+        if len(set(self.processes.gather_plain(own, "at the first batch of a data set"))) > 1:
             raise DataError(
                 "the data set returns other rows in each process",
                 cause="it was shuffled without a seed before the Loop was created, or split by shard()",

@@ -8,8 +8,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any, ClassVar, cast
 
@@ -31,6 +31,7 @@ from anyaccel_tensorflow.tf_functions import run_alone
 
 _HOST = "/CPU:0"
 _WAIT_SECONDS = 1800.0
+_MEET_SECONDS = 30.0
 _LEAVE_SECONDS = 3600.0
 """So long one that ends well waits for the others, which may still read what it serves."""
 
@@ -132,6 +133,29 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         """This process ends without waiting for the others."""
         self._departure.fail()
 
+    @contextmanager
+    def meeting(self, what: str) -> Iterator[None]:
+        """Within the block, wait for the others for half a minute at most.
+
+        Raises:
+            FrameworkError: some do not come.
+        """
+        before, self._seconds = self._seconds, min(_MEET_SECONDS, self._seconds)
+        try:
+            yield
+        except FrameworkError as error:
+            self._departure.fail()
+            if not isinstance(error.__cause__, tf.errors.DeadlineExceededError):
+                raise
+            who = f"replica {1 - self.rank}" if self.size == 2 else "others"
+            raise FrameworkError(
+                f"replica {self.rank} of {self.size} tried to {what}, but {who} did not within {self._seconds:g} "
+                "seconds",
+                hint=f"{what} in all processes, not only inside `if loop.is_main_process:`",
+            ) from error
+        finally:
+            self._seconds = before
+
     def _leave(self, failed: bool) -> None:
         """Wait for the others, which read values that this process serves, unless it has failed."""
         if failed:
@@ -167,16 +191,18 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return call()
         except tf.errors.OpError as error:
             raise FrameworkError(
-                f"replica {self.rank} of {self.size} could not {what}: {_what_ended(error)}",
+                f"replica {self.rank} of {self.size} could not {what}: "
+                f"{_what_ended(error, f'{1 - self.rank}' if self.size == 2 else '')}",
                 cause="errors of the other replicas, above or in their logs",
                 hint="another replica has ended or does not answer; start all replicas again with their launcher",
             ) from error
 
 
-def _what_ended(error: Exception) -> str:
-    """Return the message of an error, and the replica that gRPC names first in it."""
+def _what_ended(error: Exception, other: str) -> str:
+    """Return the message of an error, and the replica that gRPC names first in it, or the only other one."""
     about = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
-    return first_line(error) + (f", about replica {about[1]}" if about else "")
+    named = about[1] if about else other
+    return first_line(error) + (f", about replica {named}" if named else "")
 
 
 def _positions(tensors: Iterable[Any]) -> list[tuple[str, list[int]]]:

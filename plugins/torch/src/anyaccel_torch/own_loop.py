@@ -28,14 +28,16 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
 from anyaccel.containers import map_leaves
 from anyaccel.errors import ConfigError, DataError, StateError
 from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
-from anyaccel.own_loop.loader import bounds
+from anyaccel.own_loop.loader import bounds, digest
 from anyaccel.own_loop.processes import LoopProcesses
 from anyaccel.own_loop.window import Window
 from anyaccel.rng import key
@@ -207,7 +209,7 @@ class TorchLoop(Loop):
 
     def _check_alike(self, module: nn.Module) -> None:
         own = {name: _digest(tensor) for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
-        every = self._processes.gather_plain(own)
+        every = self._processes.gather_plain(own, "in loop.prepare()")
         for rank, other in enumerate(every):
             different = next((name for name in own if every[0].get(name) != other.get(name)), None)
             if different is not None or every[0].keys() != other.keys():
@@ -450,7 +452,7 @@ class TorchLoop(Loop):
                 return 1.0
             # Now, as a model may have several losses with different counts.
             own = 0.0 if share is not None and share.rows == 0 else float(count)
-            return self._updates.window.unit / (sum(self._processes.gather_plain(own)) or 1.0)
+            return self._updates.window.unit / (sum(self._processes.gather_plain(own, "in loop.backward()")) or 1.0)
         if share is None or share.rows is None or share.total is None:
             raise ConfigError(
                 "backward() does not know the number of rows in the mean of the loss",
@@ -771,7 +773,7 @@ class _Window(Window):
         if model not in self._factors:
             total = self._rows.get(model, 0.0)
             if model in self._counts:
-                total = sum(processes.gather_plain(float(self._counts[model])))
+                total = sum(processes.gather_plain(float(self._counts[model]), "after the batches of an update"))
             self._factors[model] = self.unit / (total or 1.0)
         return self._factors[model]
 
@@ -1023,6 +1025,22 @@ class TorchLoader(TensorLoader):
                 batch = self._take_rows(batch, slice(0, 0), self._rows_of(batch) or 0)
             yield batch, share
 
+    def check_order(self, first: Any, every: Sequence[Any] | None) -> None:
+        """Check that all processes have the same data set and the same order of rows.
+
+        Args:
+            first: Indices of the first batch.
+            every: Indices of all batches, if they are known.
+
+        Raises:
+            DataError: They differ.
+        """
+        if self.epoch == 0:
+            self._check_alike(digest(_identity(self.loader.dataset)), "the data set")
+        sizes = np.array([len(batch) for batch in every or ()])
+        self._check_alike(digest([sizes, first]), "the order of rows")
+        self._knows_rows = every is not None
+
     def _skip(self, n_batches: int) -> int:
         if self._rows is None or self.processes.seed is None:
             return n_batches
@@ -1056,6 +1074,8 @@ class _OwnRows:
             batches = list(batches) if is_alike else batches  # at once, so equal in all processes
         groups = iter(_joined(iter(batches), processes.size if loader.batch == "per_replica" else 1))
         following = next(groups, None)
+        if processes.size > 1 and is_alike:
+            loader.check_order(following, batches if isinstance(batches, list) else None)
         if processes.rank > 0 and processes.seed is None and is_alike:  # the rows of the first batch draw other numbers
             processes.seed_all(key(loader.order_key, "rows", processes.rank))
         number = -1
@@ -1077,6 +1097,17 @@ class _OwnRows:
         if processes.seed is None:
             return own
         return _KeyedIndices(own, key(processes.seed, "batch", self._loader.epoch, number, first))
+
+
+def _identity(data: Any) -> Any:
+    """Return what identifies rows in memory; None for those that must be read, which may change them at random."""
+    if isinstance(data, TensorDataset):
+        return list(data.tensors)
+    if isinstance(data, Subset):
+        return [_identity(data.dataset), np.asarray(data.indices)]
+    if isinstance(data, (np.ndarray, Tensor)):
+        return data
+    return getattr(data, "_fingerprint", None)  # of Hugging Face's datasets
 
 
 def _joined(batches: Iterator[Sequence[Any]], size: int) -> Iterator[list[Any]]:

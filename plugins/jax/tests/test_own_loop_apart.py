@@ -1,0 +1,72 @@
+"""Processes of a loop of JAX that do not do the same: an error that says what and who, soon, and no wrong number."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("own_loop_apart.py")
+IN_ALL = {
+    "content": r"DataError: the first batch of .* in process 1 differs from that in process 0.*return the same batches",
+    "fewer": r"DataError: the batches of .* in process 1 had other rows or shapes in this epoch than in process 0",
+    "dtype": r"DataError: the batches of .* in process 1 had other rows or shapes",
+    "structure": r"DataError: the batches of .* in process 1 had other rows or shapes",
+    "stream": r"a stream, has ended in process 1 after 3 batches; it continues in process 0",
+    "foreign": r"StateError: .*has checkpoints of another run",
+    "calls": r"FrameworkError: the processes are in different calls of the loop: process 0 in loop\.any\(\), "
+    r"process 1 in loop\.reduce\(\).*if loop\.is_main_process:",
+    "twice": r"ConfigError: this dict is prepared already.*only once",
+    "unplaced": r"ConfigError: prepare\(\) in one of 2 processes: each would train alone.*aa\.Loop\(\)",
+    "sizes": r"ConfigError: find_batch_size\(\) in several processes of jax.*Loop\(accumulate=2\)",
+}
+"""By case, the error that all processes have; they go on."""
+ENDS = {
+    "raises": "ValueError: in the loss",
+    "killed": "replica 1 ended with signal 9",
+    "alone": r"replica 0 of 2 tried to call loop\.save\(\), but replica 1 did not within 8 seconds",
+    "hangs": r"FrameworkError: replica 0 of 2 could not compute a step: .*",
+    "leaves": r"the processes are in different calls of the loop: process 0 in loop\.any\(\), process 1 at the end|"
+    r"replica 1 of 2 could not compute a step",
+}
+"""By case, what is printed where all processes end."""
+
+
+def run(folder: Path, cases: str, seconds: str = "60") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(SCRIPT), str(folder), cases]
+    env = {**os.environ, "ANYACCEL_REPLICA_TIMEOUT": seconds}
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("apart")
+    done = run(folder, ",".join(IN_ALL))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", IN_ALL)
+def test_all_processes_have_an_error_and_go_on(told: list[dict[str, Any]], case: str) -> None:
+    for one in told:
+        assert re.search(IN_ALL[case], one[case], re.DOTALL), one[case]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case == "alone" else pytest.mark.whole) for case in ENDS]
+)
+def test_all_end_soon(case: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = run(tmp_path, case, "8" if case in ("alone", "hangs") else "60")
+    assert done.returncode != 0
+    assert re.search(ENDS[case], " ".join(done.stderr.split())), done.stderr[-3000:]
+    assert time.monotonic() - began < 300 and not (tmp_path / "alone").exists()
