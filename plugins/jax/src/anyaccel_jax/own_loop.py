@@ -161,8 +161,7 @@ class JaxLoop(Loop):
         return any(self._is_loader(item) or self._is_container(item) for item in items)
 
     def _make_loader(self, loader: Any, *settings: Any) -> LoopLoader:
-        number = len(self._prepared_loaders)
-        return JaxLoader(loader, *settings, placing=self._placing, together=self.accumulation_steps, number=number)
+        return JaxLoader(loader, *settings, placing=self._placing, together=self.accumulation_steps)
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
         for value in objects:
@@ -746,9 +745,10 @@ class JaxLoader(LoopLoader):
 
     ways: ClassVar[tuple[str, ...]] = (*LoopLoader.ways, "padded")
 
-    def __init__(self, loader: Any, *settings: Any, placing: _Placing, together: int, number: int) -> None:
+    def __init__(self, loader: Any, *settings: Any, placing: _Placing, together: int) -> None:
         super().__init__(loader, *settings)
-        self._placing, self._number, self.count = placing, number, 0
+        self._placing, self.count = placing, 0
+        self._iteration = 0  # a number of the iteration, the same in all processes
         self._marks: dict[Any, int] = {}  # of all shapes of batches that there were
         self._shapes = 0  # identifies those of all batches of the epoch
         self._together = together * (self.processes.size if self.batch == "per_replica" else 1)
@@ -793,6 +793,8 @@ class JaxLoader(LoopLoader):
         except TypeError:
             count = None
         batches, number = self._checked(iter(self.loader)), 0
+        if self.processes.size > 1:
+            self._iteration = self.processes.group.n_messages
         while group := [_on_host(batch) for batch in islice(batches, self._together)]:
             rows = _rows_of(group[0])
             if rows is None and (self.processes.size > 1 or len(group) > 1):
@@ -840,7 +842,7 @@ class JaxLoader(LoopLoader):
             )
             text = f"{found} by {', '.join(map(str, names))}" if names else found
             mark = self._marks[shapes] = zlib.crc32(text.encode())
-            every = self.processes.group.post(f"{self._number}/{self.epoch}/{number}", text)
+            every = self.processes.group.post(f"{self._iteration}/{number}", text)
             for rank, other in every.items():
                 if other != text:
                     raise DataError(

@@ -112,6 +112,12 @@ class JaxReplicaGroup(ReplicaGroup):
         finally:
             messages.meeting = ""
 
+    @property
+    def n_messages(self) -> int:
+        """Number of values that were gathered by messages, the same in all processes."""
+        assert self._messages is not None
+        return self._messages.count
+
     def post(self, place: str, text: str) -> dict[int, str]:
         """Publish a text, once for each place, and return those that other processes have published there, by rank."""
         assert self._messages is not None
@@ -213,11 +219,12 @@ class _Messages:
         rank, size: Rank of this process and number of processes.
 
     Attributes:
+        count: Number of exchanges.
         meeting: What all must call within half a minute; "" for any other exchange.
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size, self._count, self.meeting = rank, size, 0, ""
+        self._rank, self._size, self.count, self.meeting = rank, size, 0, ""
         asked = replica_timeout()
         self._seconds, self._meet_seconds = asked or _GATHER_SECONDS, min(_MEET_SECONDS, asked or _MEET_SECONDS)
 
@@ -229,8 +236,8 @@ class _Messages:
         """
         seconds = self._meet_seconds if self.meeting else self._seconds
         deadline, client = time.monotonic() + seconds, _client()
-        block, number = divmod(self._count, _KEPT)
-        self._count += 1
+        block, number = divmod(self.count, _KEPT)
+        self.count += 1
         every, missing = [], []
         try:
             client.key_value_set_bytes(f"{_PLACE}/{self._rank}/{block}/{number}", message)

@@ -594,7 +594,7 @@ class TorchLoop(Loop):
                             model.module,
                             prepared.optimizer,
                             model_state_dict=_tensors(saved),
-                            optim_state_dict=_tensors(next(optimizers)),
+                            optim_state_dict=_tensors(_by_names(next(optimizers), prepared.optimizer, model.module)),
                             options=options,
                         )
 
@@ -1108,6 +1108,18 @@ def _identity(data: Any) -> Any:
     if isinstance(data, (np.ndarray, Tensor)):
         return data
     return getattr(data, "_fingerprint", None)  # of Hugging Face's datasets
+
+
+def _by_names(saved: Mapping[str, Any], optimizer: Optimizer, module: nn.Module) -> Mapping[str, Any]:
+    """Return the state of an optimizer by the names of parameters, as that of one process has their numbers."""
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    if not all(isinstance(number, int) for number in numbers):
+        return saved
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    own = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    by_number = dict(zip(numbers, own, strict=True))
+    groups = [{**group, "params": [by_number[n] for n in group["params"]]} for group in saved["param_groups"]]
+    return {"state": {by_number[n]: value for n, value in saved["state"].items()}, "param_groups": groups}
 
 
 def _joined(batches: Iterator[Sequence[Any]], size: int) -> Iterator[list[Any]]:
