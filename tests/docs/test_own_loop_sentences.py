@@ -251,7 +251,7 @@ def test_there_are_27() -> None:
 
 
 def test_a_test_that_does_not_exist_is_missing() -> None:
-    for reference in ("loop::test_nothing", "BY_HAND[nothing]", "accelerate::CHECKS[nothing]"):
+    for reference in ("loop::test_nothing", "BY_HAND[nowhere]", "accelerate::CHECKS[nowhere]"):
         assert missing("torch", reference)
 
 

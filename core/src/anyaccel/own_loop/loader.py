@@ -214,9 +214,10 @@ class LoopLoader(DeviceLoader):
                 self._iterations.share = share
                 yield batch
                 del batch  # it must not outlive the next
-                if share.rows == 0 and share.total and self._stand_in_rows and not self._iterations.is_weighed(share):
+                lacks_rows = share.rows == 0 or (share.total or self.processes.size) < self.processes.size
+                if lacks_rows and share.total and self._stand_in_rows and not self._iterations.is_weighed(share):
                     raise DataError(
-                        f"this process has none of the {share.total} rows of batch {number} of {self.loader!r}, but "
+                        f"a process has none of the {share.total} rows of batch {number} of {self.loader!r}, but "
                         "received one of another process, and its results have not been removed",
                         cause="your own counts and sums would include it twice",
                         hint="gather the results, each row once: loop.gather(model(x) for x, y in loader)",

@@ -744,6 +744,7 @@ class JaxLoader(LoopLoader):
     """
 
     ways: ClassVar[tuple[str, ...]] = (*LoopLoader.ways, "padded")
+    _stand_in_rows = 0  # all processes have all rows
 
     def __init__(self, loader: Any, *settings: Any, placing: _Placing, together: int) -> None:
         super().__init__(loader, *settings)
