@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from own_loop_models import network, normalizing, rows_of
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 import anyaccel as aa
 
@@ -26,6 +27,16 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(zip(*rows_of(19 if case == "stream" and loop.process_index else 30), strict=True))
+
+
+class Own(Sampler[int]):
+    """An order of a generator that nobody finds."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng(loop.process_index).permutation(30).tolist())
+
+    def __len__(self) -> int:
+        return 30
 
 
 class Wide(Stream):
@@ -44,8 +55,7 @@ loader: Any = DataLoader(TensorDataset(*rows_of(n_rows)), batch_size=5)
 if case == "split by hand":
     loader = DataLoader(TensorDataset(x, y), batch_size=5)
 if case == "own order":
-    sampler = torch.utils.data.RandomSampler(x, generator=torch.Generator().manual_seed(loop.process_index))
-    loader = DataLoader(TensorDataset(x, y), batch_size=5, sampler=sampler)
+    loader = DataLoader(TensorDataset(x, y), batch_size=5, sampler=Own())
 if case == "other batches":
     loader = list(x.flip(0).split(5) if loop.process_index else x.split(5)).__iter__()
 if case.startswith("stream"):
