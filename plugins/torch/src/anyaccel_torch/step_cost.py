@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.traced_program import steps_gathered_at_once
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
-from anyaccel.segment import Segment, TensorSpec
+from anyaccel.segment import Operation, Segment, TensorSpec
 from anyaccel_torch.forward_plan import Run
 from anyaccel_torch.keras import outermost
 from anyaccel_torch.program import TorchProgram
@@ -118,10 +118,70 @@ class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and count its result."""
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mkldnn_rnn_layer.default and not result[3].numel():  # empty if without values
+            result = (*result[:3], result[3].new_empty(_lstm_workspace(*args)))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self.add(tensor)
+        for tensor in _lstm_temporaries(func, args):
+            self.add(tensor)
         return result
+
+
+# -- the LSTM of oneDNN, one call for each layer and direction: what its kernels allocate, by `rnn_utils.cpp` of oneDNN.
+
+
+_PAGE = 4096
+_FLOAT = 4  # bytes
+
+
+def _row(size: int) -> int:
+    """Return the length of a row of floats with padding: whole cache lines, and no multiple of 256."""
+    padded = -(-size // 16) * 16
+    return padded + 16 * (padded % 256 == 0)
+
+
+def _lstm_workspace(inputs: Tensor, *more: Any) -> int:
+    """Return the bytes that a forward pass keeps.
+
+    These are the gates, their gradients, the states (of the layer below, of the step before, of the cell) and their
+    gradients, and the outputs; each begins on a page.
+
+    Args:
+        inputs: Inputs by time and row.
+        more: The other arguments of `mkldnn_rnn_layer`.
+
+    Raises:
+        CapabilityError: not in float32.
+    """
+    if inputs.dtype is not torch.float32:
+        raise CapabilityError(
+            f"the kernels of LSTM keep values of each time step in {dtype_name(inputs.dtype)}, which tensors without "
+            "values do not show; plans in float32 have them",
+            hint="measure the memory during a run with run.stats",
+        )
+    n_steps, n_rows, n_inputs = inputs.shape
+    size = more[9]
+    states = 2 * (n_steps + 1) * _row(max(n_inputs, size))
+    widths = (n_steps * _row(4 * size), (n_steps + 1) * 4 * size, states, states, states, n_steps * _row(size))
+    return sum(-(-width * n_rows * _FLOAT // _PAGE) * _PAGE for width in widths)
+
+
+def _lstm_temporaries(func: Any, args: Sequence[Any]) -> list[Tensor]:
+    """Return as much memory as the kernels of an operator allocate for its time: gates, states and arranged weights."""
+    forward, backward = torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten.mkldnn_rnn_layer_backward.default
+    if func not in (forward, backward):
+        return []
+    inputs, of_inputs, of_hidden = args[:3]
+    (n_steps, n_rows, _), (gates, size) = inputs.shape, of_hidden.shape
+    widths = [_row(gates) * weights.shape[1] for weights in (of_inputs, of_hidden)]
+    widths += [n_rows * (n_steps * _row(gates) + 2 * size)]
+    gradients = []
+    if func is backward:
+        rows = [weights.shape[1] for weights in (of_inputs, of_hidden)]
+        widths += [gates * _row(length) for length in rows if _row(length) != length]
+        gradients = [gradient.contiguous() for gradient in args[10:13] if gradient is not None]
+    return [inputs.new_empty(sum(widths)), *gradients]
 
 
 class _AcceleratorDropout(TorchFunctionMode):
@@ -154,7 +214,8 @@ class TorchMemoryFigures(MemoryFigures):
         """
         if segment.groups:
             for operation in segment.operations:
-                _refuse_recurrent(operation.model)
+                if operation.device.kind != "cpu":
+                    _refuse_recurrent(operation)
         devices = list(dict.fromkeys(operation.device for operation in segment.operations))
         places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
         with FakeTensorMode(allow_non_fake_inputs=False) as mode:
@@ -170,13 +231,15 @@ class TorchMemoryFigures(MemoryFigures):
         return {device: taken.get(place, 0) for device, place in places.items()}
 
 
-def _refuse_recurrent(model: Any) -> None:
-    """Raise CapabilityError if a recurrent layer keeps the values of each time step where no operator shows them."""
+def _refuse_recurrent(operation: Operation) -> None:
+    """Raise CapabilityError if the model has recurrent layers, for whose steps the libraries of GPUs have kernels."""
+    model, kinds = operation.model, (nn.RNNBase, nn.RNNCellBase)
     parts = model.modules() if isinstance(model, nn.Module) else ()
-    layer = next((type(part).__name__ for part in parts if isinstance(part, nn.RNNBase)), None)
+    layer = next((type(part).__name__ for part in parts if isinstance(part, kinds)), None)
     if layer is not None:
         raise CapabilityError(
-            f"the kernels of {layer} keep values of each time step, which tensors without values do not show",
+            f"the kernels of {layer} keep values of each time step on {operation.device}, which tensors without values "
+            "do not show; plans for the CPU have them",
             hint="measure the memory during a run with run.stats",
         )
 
