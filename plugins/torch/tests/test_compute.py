@@ -184,30 +184,58 @@ def medium(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("medium")
-def test_a_model_of_large_tensors_runs_on_values_once(backend: TorchBackend) -> None:
+def test_a_model_of_large_tensors_runs_without_values(backend: TorchBackend) -> None:
     seen: list[tuple[str, int]] = []
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2), nn.BatchNorm1d(2))
     model.register_forward_pre_hook(lambda m, inputs: seen.append((inputs[0].device.type, len(inputs[0]))))
-    assert backend.infer(model, [spec(3)], 0) == (spec(2),)
-    assert seen == [("cpu", 2), ("meta", 2), ("meta", 3)]
+    assert backend.infer(model, [spec(dtype="int64")], 0) == (spec(2),)
+    assert seen == [("meta", 2), ("meta", 3)]
     assert not model[0].weight.is_meta
     with pytest.raises(ShapeError, match="float64"):  # which its run without values would take
-        backend.infer(model, [spec(3, dtype="float64")], 0)
+        backend.infer(model[1:], [spec(3, dtype="float64")], 0)
+
+
+@torch.library.custom_op("anyaccel_tests::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    """A user's operator, which is wrong without values."""
+    return x[:, ::2].clone()
+
+
+@halved.register_fake
+def _halved_without_values(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+CONSTANT = torch.ones(3, 3)
 
 
 @pytest.mark.usefixtures("medium")
 @pytest.mark.parametrize(
-    "function",
+    ("function", "size"),
     [
-        lambda x: x if float(x.sum()) < 1e9 else x[:1],
-        lambda x: x[:, :1].expand(len(x), 3) if x.is_meta else x,
-        lambda x: (x, x) if x.is_meta else x,
+        (lambda x: x if float(x.sum()) < 1e9 else x[:1], 4),
+        (halved, 2),
+        (lambda x: nn.functional.linear(x[:, :3].double(), CONSTANT.to(x.device, torch.float64)).float(), 3),
     ],
-    ids=["depends on values", "other shape", "other outputs"],
+    ids=["depends on values", "user's operator", "double precision inside"],
 )
-def test_a_model_that_is_another_without_values_is_run_on_them(backend: TorchBackend, function: Any) -> None:
-    model = nn.Sequential(nn.Linear(3, 2), Function(function))
-    assert backend.infer(model, [spec(3)], 0) == (spec(2),)
+def test_a_model_that_may_be_another_without_values_is_run_on_them(
+    backend: TorchBackend, function: Any, size: int
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), Function(function))
+    assert backend.infer(model, [spec(3)], 0) == (spec(size),)
+
+
+@pytest.mark.usefixtures("medium")
+def test_a_constant_among_tensors_without_values_counts_for_nothing(backend: TorchBackend) -> None:
+    seen: list[str] = []
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.device.type)
+        return x @ CONSTANT[:, :2]
+
+    assert backend.infer(nn.Sequential(nn.Linear(3, 3), Function(product)), [spec(3)], 0) == (spec(2),)
+    assert seen == ["meta", "cpu", "cpu"]
 
 
 @pytest.mark.usefixtures("medium")

@@ -128,21 +128,21 @@ class LayerLibrary:
 
         Paths are joined by dots, without leading underscores: `layers.0.kernel`.
         """
-        return self._walk(obj, "", {})
-
-    def _walk(self, obj: Any, path: str, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-        if id(obj) in seen:
-            return
-        seen[id(obj)] = obj  # kept alive, so that no other object gets the same id
-        yield path, obj
-        for name, child in () if self.is_variable(obj) else self.children(obj):
-            if type(child) in _PLAIN:
+        seen: dict[int, Any] = {}
+        waiting = [("", obj)]
+        while waiting:
+            path, obj = waiting.pop()
+            if id(obj) in seen:
                 continue
-            name = name.lstrip("_")
-            yield from self._walk(child, f"{path}.{name}" if path else name, seen)
+            seen[id(obj)] = obj  # kept alive, so that no other object gets the same id
+            yield path, obj
+            if not self.is_variable(obj):
+                prefix = f"{path}." if path else ""
+                held = [(name, child) for name, child in self.children(obj) if type(child) not in _PLAIN]
+                waiting += [(f"{prefix}{name.lstrip('_')}", child) for name, child in reversed(held)]
 
     def children(self, obj: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the contents of a container, a random generator or a part, by name."""
+        """Yield the contents of a container, a random generator or a part, by name; a part's numbers are left out."""
         if isinstance(obj, Mapping):
             yield from ((str(key), child) for key, child in obj.items())
         elif isinstance(obj, (list, tuple)):
@@ -152,7 +152,8 @@ class LayerLibrary:
         elif self.is_part(obj):
             if self.is_functional(obj) or self.is_sequential(obj):  # their layers have no attributes of their own
                 yield "layers", list(obj.layers)
-            yield from sorted(self.attributes(obj).items(), key=lambda item: self._rank(obj, item[0]))
+            held = [item for item in self.attributes(obj).items() if type(item[1]) not in _PLAIN]
+            yield from sorted(held, key=lambda item: self._rank(obj, item[0]))
 
     def attributes(self, part: Any) -> Mapping[str, Any]:
         """Return the attributes of a part that are searched."""

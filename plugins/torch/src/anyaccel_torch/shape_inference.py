@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from itertools import chain
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
@@ -30,8 +32,8 @@ from anyaccel_torch.tree_utils import dtype_name
 # torch's shape-only kernels accept wrong dtypes (such as a float64 batch for a float32 Linear), so a module is run on
 # values unless its parameters take more bytes than this.
 LARGE_BYTES = 512 * 2**20
-# One run on values tells as much; from these sizes on, of all parameters and of one in the mean, the other runs go
-# without, because reading the parameters takes longer than copying the module.
+# From these sizes on, of all parameters and of one in the mean, reading the parameters takes longer than copying the
+# module. Its run without values counts if shape-only kernels had nothing to accept that others would refuse.
 MEDIUM_BYTES, MEDIUM_TENSOR = 64 * 2**20, 2**20
 
 
@@ -47,48 +49,38 @@ def infer_outputs(
     for layer in keras.outermost(model):
         keras.library().refuse_stateful(layer)
     _build(model, inputs, call, seed)
-    if _is_large(model):
+    is_large = _is_large(model)
+    if is_large or _is_medium(model):
         try:
-            return _probed(_without_values(model), inputs, call)
+            with nullcontext() if is_large else _AlikeOperands():
+                return _probed(_without_values(model), inputs, call)
         except Exception:  # not every module can be copied or run without values; the real run has the right error
             pass
     return _probed(model, inputs, call)
 
 
 def _probed(model: nn.Module, inputs: Sequence[TensorSpec], call: ProbeLayout) -> tuple[OutputSpec, ...]:
-    calls, seen = TrialCalls(model), dict[int, Any]()
-
-    def run(batch: int) -> Any:
-        outputs = None
-        if seen and _is_medium(model):
-            outputs = _without_reading(model, inputs, call, seen, batch)
-        seen[batch] = call.by_path(_run(calls, inputs, call, batch)) if outputs is None else outputs
-        return seen[batch]
-
+    calls = TrialCalls(model)
     return probe_outputs(
         type(model).__name__,
-        run,
+        lambda batch: call.by_path(_run(calls, inputs, call, batch)),
         lambda output: dtype_name(output.dtype),
         hint="return outputs with the batch as an axis from the model's forward",
     )
 
 
-def _without_reading(
-    model: nn.Module, inputs: Sequence[TensorSpec], call: ProbeLayout, seen: Mapping[int, Any], batch: int
-) -> Any:
-    """Return outputs without values for a batch; None if the module cannot run so, or gives others than were seen."""
-    try:
-        calls = TrialCalls(_without_values(model))
-        same = all(
-            _shapes(call.by_path(_run(calls, inputs, call, size))) == _shapes(outputs) for size, outputs in seen.items()
-        )
-        return call.by_path(_run(calls, inputs, call, batch)) if same else None
-    except Exception:  # not every module can be copied or run without values
-        return None
+class _AlikeOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raise where kernels without values may accept operands that real kernels refuse, or return other shapes."""
 
-
-def _shapes(outputs: Mapping[Path, Tensor]) -> dict[Path, tuple[torch.Size, torch.dtype]]:
-    return {path: (output.shape, output.dtype) for path, output in outputs.items()}
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator of torch whose operands are on one device, and have one dtype if it does not promote them."""
+        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim]
+        lookups = (torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor)
+        takes_any = torch.Tag.pointwise in func.tags or func in lookups
+        kinds = {(None if takes_any else operand.dtype, operand.device) for operand in operands}
+        if func.namespace != "aten" or len(kinds) > 1:
+            raise TypeError(f"{func} has operands of {kinds}")
+        return func(*args, **(kwargs or {}))
 
 
 def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
