@@ -52,7 +52,7 @@ def infer_outputs(
     is_large = _is_large(model)
     if is_large or _is_medium(model):
         try:
-            with nullcontext() if is_large else _AlikeOperands():
+            with nullcontext() if is_large else _AlikeOperands():  # type: ignore[no-untyped-call]
                 return _probed(_without_values(model), inputs, call)
         except Exception:  # not every module can be copied or run without values; the real run has the right error
             pass
