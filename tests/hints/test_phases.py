@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 
 import anyaccel as aa
 from anyaccel import (
@@ -51,6 +52,22 @@ def run(phase: Any, on: ModelGraph | None = None) -> Any:
 
 def train(**settings: Any) -> TrainPhase:
     return TrainPhase("train", **{"data": "train", "losses": [MSE], **settings})
+
+
+def test_schedules_that_end_before_the_training(hint: Any) -> None:
+    def trained(schedule: Schedule, epochs: int = 4, on: ModelGraph | None = None) -> ModelGraph:
+        on = on or graph(optimizer=Optimizer("sgd", lr=0.1, schedule=schedule))
+        run(train(batch_size=4, epochs=epochs), on)
+        return on
+
+    with hint("write Schedule({}, steps={}, ...), or final=0.01") as printed:
+        with pytest.warns(UserWarning, match="ends at step 10, so the learning rate is 0 in 6 of 16 steps") as caught:
+            trained(Schedule("cosine", steps=8, warmup=2))
+        printed.text = str(caught[0].message)
+    first = trained(Schedule("cosine", steps=14, warmup=2))  # a warning would be an error here
+    trained(Schedule("cosine", steps=8, warmup=2, final=0.01))
+    with pytest.warns(UserWarning, match=r"0 in 4 of 4 steps. Hint: write Schedule\('cosine', steps=18"):
+        trained(first.optimizer.schedule, epochs=1, on=first)  # steps count over the life of the optimizer
 
 
 def test_batches(hint: Any) -> None:

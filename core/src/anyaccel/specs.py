@@ -94,6 +94,12 @@ class Schedule(Spec):
             return SCHEDULES[self.name].factor(step - self.warmup, **dict(self.settings))
         return float(_checked(f"schedule {self.name!r}: ", "factor", self.own(step - self.warmup)))
 
+    @property
+    def end(self) -> int | None:
+        """The step from which the factor stays 0; None if it does not, or if the schedule is a function."""
+        settings = dict(self.settings)
+        return self.warmup + int(settings["steps"]) if settings.get("final") == 0 else None
+
     def get_config(self) -> dict[str, Any]:
         """Return a plain dict for `from_config`; raise ConfigError if the schedule is a function."""
         _check_named("schedule", self.name, self.own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -51,10 +52,13 @@ from anyaccel.phases.progress import Progress, progress_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings, checked_callbacks
+from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.results import PhaseResults
 from anyaccel.results.events import LogEvent
 from anyaccel.results.records import EvaluationValues
+from anyaccel.segment import Segment
+from anyaccel.user_level import user_level
 
 
 class Phase(PhaseSettings):
@@ -344,6 +348,7 @@ class PhaseExecution:
         warn_of_fallbacks(plan)
         nan_in_data = nan_check.warn(phase, nan_notes)
         nan_check.warn_of_float16(phase, resolution.segments, resolution.backends)
+        _warn_of_ended_schedules(run, resolution.segments, first.factory.n_steps)
         self._final_devices.update(after)
         place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, layouts(plan.assignments))
         hooks.call("after_placement", phase=phase, plan=plan, run=run)
@@ -465,6 +470,26 @@ class PhaseExecution:
     def _close(self) -> None:
         self.run.graph.live_values = LiveValues()
         self._programs.close()
+
+
+def _warn_of_ended_schedules(run: Run, segments: Sequence[Segment], n_steps: int | None) -> None:
+    """Warn of schedules that are at 0 in more than a hundredth of the remaining steps, which then change nothing."""
+    phase = run.phase
+    if not phase.trains or n_steps is None:
+        return
+    left = n_steps * (phase.epochs - len(run.history))
+    for group in {group.name: group for segment in segments for group in segment.groups}.values():
+        schedule = group.optimizer.schedule
+        states = [segment.states[node] for segment in segments for node in group.nodes if node in segment.states]
+        done = max((state.step for state in states), default=0)
+        ended = 0 if schedule.end is None else min(done + left - schedule.end, left)
+        if ended > left // 100:
+            hint = f"write Schedule({schedule.name!r}, steps={done + left - schedule.warmup}, ...), or final=0.01"
+            problem = (
+                f"phase {phase.label!r}: the schedule {schedule.name!r} ends at step {schedule.end:,}, so the learning "
+                f"rate is 0 in {ended:,} of {left:,} steps. Hint: {hint}"
+            )
+            warnings.warn(printable(problem), UserWarning, stacklevel=user_level())
 
 
 def _close_loader(policy: OutOfMemoryRecovery) -> None:

@@ -104,10 +104,10 @@ def buckets(parameters: Iterable[Tensor], max_bytes: float) -> Iterator[list[Ten
 
 
 class GradientMeans:
-    """A message that is kept, for the means of some parameters' gradients over all processes.
+    """A message for the means of some parameters' gradients over all processes.
 
-    Gradients stay in their own memory, as with DistributedDataParallel: whoever holds one of an earlier update keeps
-    its numbers.
+    Each update has a message of its own, whose parts become the gradients: nothing is copied back, and whoever holds a
+    gradient of an earlier update keeps its numbers.
 
     Args:
         parameters: Parameters of one device and dtype.
@@ -117,42 +117,43 @@ class GradientMeans:
         message: What is added up over all processes: which gradients exist, and a part of each.
     """
 
+    message: Tensor
+
     def __init__(self, parameters: Sequence[Tensor], size: int) -> None:
-        first, n = parameters[0], len(parameters)
-        sizes = [parameter.numel() for parameter in parameters]
         self._parameters, self._factor = parameters, 1.0 / size
-        self.message = torch.zeros(n + sum(sizes), dtype=exchange_dtype(first), device=first.device)
-        self._present = self.message[:n]
-        pieces = torch.split(self.message[n:], sizes)
-        self._parts = [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
+        self._sizes = [len(parameters), *(parameter.numel() for parameter in parameters)]
+        self._dtype, self._device = exchange_dtype(parameters[0]), parameters[0].device
+        self._parts: list[Tensor] = []
         self._are_all_here = True
 
     def write(self) -> None:
-        """Write the gradients of this process into the message."""
-        self._present.fill_(1.0)
-        self._are_all_here = True
-        for i, (parameter, part) in enumerate(zip(self._parameters, self._parts, strict=True)):
-            gradient = parameter.grad
+        """Write the gradients of this process into a new message."""
+        self.message = torch.empty(sum(self._sizes), dtype=self._dtype, device=self._device)
+        present, *pieces = torch.split(self.message, self._sizes)
+        present.fill_(1.0)
+        self._parts, self._are_all_here = [], True
+        for i, (parameter, piece) in enumerate(zip(self._parameters, pieces, strict=True)):
+            gradient, part = parameter.grad, piece.view_as(parameter)
             if gradient is None:
                 part.zero_()
-                self._present[i] = 0.0
+                present[i] = 0.0
                 self._are_all_here = False
-            elif gradient.is_sparse or gradient.dtype != part.dtype:
+            elif gradient.is_sparse or gradient.dtype != self._dtype:
                 part.copy_(gradient.to_dense()).mul_(self._factor)
             else:
                 torch.mul(gradient, self._factor, out=part)
+            self._parts.append(part)
 
     def read(self) -> None:
         """Replace the gradients by the parts of the message, which are the means now; one that none has stays None."""
         # a parameter that this process has a gradient of has one in some process: there is nothing to wait for
-        counts = None if self._are_all_here else self._present.tolist()
-        dense, means = [], []
+        counts = None if self._are_all_here else self.message[: len(self._parameters)].tolist()
         for i, (parameter, part) in enumerate(zip(self._parameters, self._parts, strict=True)):
-            gradient = parameter.grad
-            if gradient is not None and not gradient.is_sparse:
-                dense.append(gradient)
-                means.append(part)
-            elif counts is None or counts[i]:
+            if counts is not None and not counts[i]:
+                continue
+            if part.dtype == parameter.dtype and parameter.is_contiguous():
+                parameter.grad = part
+            else:  # of the dtype and layout of the parameter
                 parameter.grad = torch.empty_like(parameter).copy_(part)
-        if dense:
-            torch._foreach_copy_(dense, means)
+        self._parts = []
+        del self.message

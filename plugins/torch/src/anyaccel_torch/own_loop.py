@@ -878,7 +878,7 @@ class _PreparedOptimizer:
 
     def backward_done(self, models: Iterable[_Model]) -> None:
         """Note that gradients of these models were computed."""
-        if any(not self.parameters.isdisjoint(model.parameters) for model in models):
+        if any(model in self.models for model in models):
             self._has_gradients = self._accumulates = True
             self._is_full, self.is_finished = self._updates.window.is_closing, False
 

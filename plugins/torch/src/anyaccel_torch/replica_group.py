@@ -49,7 +49,6 @@ _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
 _SHORT, _IS_LONG = 127, 255
 """The most bytes of a short value, and what stands for the length of another."""
-_MESSAGE_BYTES = 2.0**20
 _POLL_SECONDS = 0.05
 _MEET_SECONDS = 30.0
 _JOIN = "join the others"
@@ -151,9 +150,8 @@ class TorchReplicaGroup(ReplicaGroup):
                 backward.decide(sums=all(summable), bucket_bytes=self.bucket_bytes)
 
     def gradient_means(self, parameters: Sequence[Tensor]) -> list[GradientMeans]:
-        """Return the messages of parameters for `average`, so small that one is written while another is sent."""
-        most = min(self.bucket_bytes, _MESSAGE_BYTES)
-        every = [bucket for same in alike(parameters) for bucket in buckets(same, most)]
+        """Return the messages of parameters for `average`."""
+        every = [bucket for same in alike(parameters) for bucket in buckets(same, self.bucket_bytes)]
         return [GradientMeans(bucket, self.size) for bucket in every]
 
     @torch.no_grad()

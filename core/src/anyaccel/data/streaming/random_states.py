@@ -196,12 +196,12 @@ def _from_json(value: dict[str, Any]) -> Any:
 def _search(origin: Any) -> Iterator[tuple[str, Any]]:
     """Yield the generators that are reached from an object, each once, by where they are, breadth first."""
     seen: set[int] = set()
-    waiting: deque[tuple[str, Any]] = deque([("", origin)])
+    waiting: deque[tuple[str, Any]] = deque([("", origin)] if _may_hold(origin) else [])
     kept = []  # ids are of objects that live
     backends = tuple(imported_backends())
     while waiting and len(seen) < _MOST_OBJECTS:
         path, value = waiting.popleft()
-        if isinstance(value, _PLAIN) or id(value) in seen or hasattr(type(value), "shape"):  # a tensor of any framework
+        if id(value) in seen:
             continue
         seen.add(id(value))
         kept.append(value)
@@ -209,7 +209,13 @@ def _search(origin: Any) -> Iterator[tuple[str, Any]]:
             yield path or "the source itself", value
             continue
         for name, part in _parts(value):
-            waiting.append((f"{path}.{name}" if path else name, part))
+            if _may_hold(part):
+                waiting.append((f"{path}.{name}" if path else name, part))
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether an object can be or hold a generator: it is neither plain nor a tensor of any framework."""
+    return not (isinstance(value, _PLAIN) or hasattr(type(value), "shape"))
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

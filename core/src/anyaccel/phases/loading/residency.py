@@ -327,11 +327,13 @@ class LoaderFactory(ABC):
     Attributes:
         plan: The plan, with the device of each column.
         batch_size: Largest number of rows of one feature set in a step, 1 if unknown.
+        n_steps: Steps of an epoch; None if unknown.
         arrays: Columns in host memory, by value name; empty if they are not in memory, or ownership was given up.
     """
 
     plan: Plan
     batch_size: int
+    n_steps: int | None = None
     arrays: Mapping[str, HostColumn]
 
     def notes(self) -> tuple[str, ...]:
@@ -383,7 +385,7 @@ class RowsLoaderFactory(LoaderFactory):
 
     def __init__(self, plan: Plan, make_arrays: Callable[[], Mapping[str, HostColumn]], epochs: EpochPlan) -> None:
         self.plan, self.arrays = plan, make_arrays()
-        self.batch_size = epochs.batch_size
+        self.batch_size, self.n_steps = epochs.batch_size, epochs.n_steps
         self._make_arrays, self._epochs = make_arrays, epochs
         self._nbytes: dict[Place, int] = {}
         self._columns: list[ColumnBytes] = []
