@@ -1,6 +1,7 @@
 """Loops of one's own beside loops by hand, Accelerate and Fabric: processor time of a step, in turns within one run.
 
-python tests/benchmarks/own_loop.py                                  # one process
+python tests/benchmarks/own_loop.py                                  # one process, batches that are there
+python tests/benchmarks/own_loop.py --data-loader                    # one process, a DataLoader
 anyaccel run --replicas 2 tests/benchmarks/own_loop.py               # beside DistributedDataParallel by hand
 """
 
@@ -16,18 +17,23 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import anyaccel as aa
 
 WIDTHS = {"0.1 MB": 100, "2 MB": 500, "26 MB": 1800}
 ROWS, BATCH = 3200, 64
+uses_data_loader = False  # by --data-loader
 
 
-def parts(width: int) -> tuple[nn.Module, torch.optim.Optimizer, list[Any]]:
+def parts(width: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
     x = torch.randn(ROWS, 20)
-    batches = list(zip(x.split(BATCH), x.sum(1, keepdim=True).split(BATCH), strict=True))
+    y = x.sum(1, keepdim=True)
+    batches = list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+    if uses_data_loader:
+        batches = DataLoader(TensorDataset(x, y), BATCH, shuffle=True)
     return net, torch.optim.SGD(net.parameters(), lr=0.01), batches
 
 
@@ -67,7 +73,9 @@ class OwnRows:
 
 def by_loop(width: int, loop: aa.Loop) -> Epoch:
     net, optimizer, batches = parts(width)
-    net, optimizer, loader = loop.prepare(net, optimizer, Batches(batches))
+    if isinstance(batches, list):
+        batches = Batches(batches)
+    net, optimizer, loader = loop.prepare(net, optimizer, batches)
     return steps(net, optimizer, loader, loop.backward)
 
 
@@ -83,6 +91,8 @@ def by_accelerate(width: int) -> Epoch:
 
     accelerator = Accelerator(cpu=True)
     net, optimizer, batches = parts(width)
+    if uses_data_loader:
+        batches = accelerator.prepare(batches)
     net, optimizer = accelerator.prepare(net, optimizer)
     return steps(net, optimizer, batches, accelerator.backward)
 
@@ -92,6 +102,8 @@ def by_fabric(width: int) -> Epoch:
 
     fabric = Fabric(accelerator="cpu", devices=1)
     net, optimizer, batches = parts(width)
+    if uses_data_loader:
+        batches = fabric.setup_dataloaders(batches)
     net, optimizer = fabric.setup(net, optimizer)
     return steps(net, optimizer, batches, fabric.backward)
 
@@ -112,14 +124,17 @@ class Batches:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--data-loader", action="store_true", help="read rows by a DataLoader, in one process")
+    options = parser.parse_args()
+    global uses_data_loader  # of the whole run
+    rounds, uses_data_loader = options.rounds, options.data_loader
     torch.set_num_threads(1)
     loop = aa.Loop("cpu", framework="torch")
     rank, size = loop.process_index, loop.num_processes
     for name, width in WIDTHS.items():
         made = {"by hand": by_hand(width, rank, size), "Loop": by_loop(width, loop)}
         if size == 1:
-            made |= {"Loop, own batches": without_loader(width, loop)}
+            made |= {"Loop, without its loader": without_loader(width, loop)}
             for peer, make in {"Accelerate": by_accelerate, "Fabric": by_fabric}.items():
                 try:
                     made[peer] = make(width)

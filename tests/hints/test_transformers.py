@@ -67,6 +67,22 @@ def test_a_loss_beside_that_of_the_model(hint: Any) -> None:
     assert fit(llama(), {"input_ids": ROWS}, target="input_ids", loss=None).results.loss.size
 
 
+def test_labels_that_repeat_an_input(hint: Any) -> None:
+    gpt2 = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=1, n_head=2, use_cache=False)
+    )
+    tokens = np.array([row[:3] for row in ROWS])
+    shifted = {"input_ids": tokens[:, :-1], "next": tokens[:, 1:]}
+    with hint("leave loss= out") as printed:
+        with pytest.warns(UserWarning, match="equals the input 'input_ids', so with loss='cross_entropy'") as caught:
+            fit(
+                gpt2, {"input_ids": tokens, "labels": tokens}, target="labels", loss="cross_entropy", outputs=["logits"]
+            )
+        printed.text = str(caught[0].message)
+    assert fit(gpt2, {"input_ids": tokens, "labels": tokens}, loss=None).results.loss.size
+    assert fit(gpt2, shifted, target="next", loss="cross_entropy", outputs=["logits"]).results.loss.size  # no warning
+
+
 def test_a_loss_beside_that_of_the_model_on_data_that_it_cannot_take() -> None:
     padded = {"input_ids": np.ones((4, 3), "int64"), "attention_mask": np.ones((4, 3), "int64"), "labels": [0, 1, 0, 1]}
     beginnings = {

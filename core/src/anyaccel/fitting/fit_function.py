@@ -27,7 +27,13 @@ from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.labelled_data import LabelledData, labelled_data
-from anyaccel.fitting.model_loss import hint_at_own_loss, model_loss, refuse_other_loss, refuse_table_settings
+from anyaccel.fitting.model_loss import (
+    hint_at_own_loss,
+    model_loss,
+    refuse_other_loss,
+    refuse_table_settings,
+    warn_of_copied_labels,
+)
 from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.tables import (
     LABEL,
@@ -721,6 +727,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         with hint_at_own_loss(model, loss, GraphError):
             if isinstance(prepared.data, FeatureSet):
                 _check_classes(graph, prepared.data, applied)
+                if loss is not None:
+                    warn_of_copied_labels(model, loss, prepared.data)
             results = experiment.run_phase(phase, resume=resume)
     except ShapeError as error:
         casts = prepared.casts if isinstance(prepared, TrainingData) else {}

@@ -7,6 +7,7 @@ by an entry point of the group `anyaccel.model_libraries`, named like the top-le
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import shown
+from anyaccel.data import FeatureSet
 from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.distributions import MODEL_LIBRARIES, load
 from anyaccel.errors import AnyaccelError, ColumnError, DataError, PhaseError
+from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.results import EvalResults
+from anyaccel.user_level import user_level
 
 LABELS = ("labels", "label", "targets", "target")
 """Usual label arguments of models whose library has no rules."""
@@ -243,6 +247,30 @@ def refuse_other_loss(model: Any, loss: Any, target: Names) -> None:
     if rules is not None and wrong is not None:
         problem = f"{rules.name} computes its own loss, also over its input {wrong!r}, and fit has loss={shown(loss)}"
         raise PhaseError(problem, hint="leave loss= out")
+
+
+def warn_of_copied_labels(model: Any, loss: Any, data: FeatureSet) -> None:
+    """Warn of a named loss whose targets are a copy of an input of a model that computes its own loss."""
+    _, library = library_of(model)
+    rules = None if library is None else library(model)
+    if rules is None or not rules.labels:
+        return
+    for target in data.targets:
+        labels = _values(data, target)
+        for name in data.features:
+            values = _values(data, name)
+            if values.shape == labels.shape and np.array_equal(values, labels):
+                problem = (
+                    f"the target {target!r} equals the input {name!r}, so with loss={shown(loss)} the model learns to "
+                    f"repeat its input; {rules.name} computes its own loss, in which language models shift the labels."
+                )
+                hint = "leave loss= out"
+                warnings.warn(printable(f"{problem} Hint: {hint}"), UserWarning, stacklevel=user_level())
+
+
+def _values(data: FeatureSet, name: str) -> np.ndarray:
+    ragged = data.ragged_column(name)
+    return data.array(name) if ragged is None else ragged.values
 
 
 @contextmanager

@@ -475,9 +475,9 @@ class PhaseExecution:
 def _warn_of_ended_schedules(run: Run, segments: Sequence[Segment], n_steps: int | None) -> None:
     """Warn of schedules that are at 0 in more than a hundredth of the remaining steps, which then change nothing."""
     phase = run.phase
-    if not phase.trains or n_steps is None:
+    if not phase.trains or n_steps is None or (phase.schedule or "").startswith("alternate"):  # each in a part of them
         return
-    left = n_steps * (phase.epochs - len(run.history))
+    left = n_steps * (phase.epochs - len(run.history)) - run.step
     for group in {group.name: group for segment in segments for group in segment.groups}.values():
         schedule = group.optimizer.schedule
         states = [segment.states[node] for segment in segments for node in group.nodes if node in segment.states]
