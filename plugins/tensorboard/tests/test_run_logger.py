@@ -70,7 +70,7 @@ def test_figures_that_are_not_finite_are_written(logged, read, experiment, train
 
 
 def test_a_scheduled_rate_is_that_of_the_last_step(logged, read, experiment, train):
-    optimizer = aa.Optimizer("sgd", lr=0.1, schedule=aa.Schedule("linear", steps=20, warmup=2))
+    optimizer = aa.Optimizer("sgd", lr=0.1, schedule=aa.Schedule("linear", steps=22, warmup=2))
     ours = experiment(optimizer=optimizer)
     ours.run(train(), train("more"))
     states = ours.graph.state()

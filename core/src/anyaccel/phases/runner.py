@@ -348,7 +348,7 @@ class PhaseExecution:
         warn_of_fallbacks(plan)
         nan_in_data = nan_check.warn(phase, nan_notes)
         nan_check.warn_of_float16(phase, resolution.segments, resolution.backends)
-        _warn_of_ended_schedules(run, resolution.segments, first.factory.n_steps)
+        _warn_of_ended_schedules(phase, resolution.segments, first.factory.n_steps)
         self._final_devices.update(after)
         place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, layouts(plan.assignments))
         hooks.call("after_placement", phase=phase, plan=plan, run=run)
@@ -472,22 +472,22 @@ class PhaseExecution:
         self._programs.close()
 
 
-def _warn_of_ended_schedules(run: Run, segments: Sequence[Segment], n_steps: int | None) -> None:
-    """Warn of schedules that are at 0 in more than a hundredth of the remaining steps, which then change nothing."""
-    phase = run.phase
+def _warn_of_ended_schedules(phase: PhaseSettings, segments: Sequence[Segment], n_steps: int | None) -> None:
+    """Warn of schedules of new optimizers that are at 0 in more than a hundredth of the steps, which change nothing."""
     if not phase.trains or n_steps is None or (phase.schedule or "").startswith("alternate"):  # each in a part of them
         return
-    left = n_steps * (phase.epochs - len(run.history)) - run.step
+    steps = n_steps * phase.epochs
     for group in {group.name: group for segment in segments for group in segment.groups}.values():
         schedule = group.optimizer.schedule
-        states = [segment.states[node] for segment in segments for node in group.nodes if node in segment.states]
-        done = max((state.step for state in states), default=0)
-        ended = 0 if schedule.end is None else min(done + left - schedule.end, left)
-        if ended > left // 100:
-            hint = f"write Schedule({schedule.name!r}, steps={done + left - schedule.warmup}, ...), or final=0.01"
+        is_new = not any(
+            segment.states[node].step for segment in segments for node in group.nodes if node in segment.states
+        )
+        ended = 0 if schedule.end is None else steps - schedule.end
+        if is_new and ended > steps // 100:
+            hint = f"write Schedule({schedule.name!r}, steps={steps - schedule.warmup}, ...), or final=0.01"
             problem = (
                 f"phase {phase.label!r}: the schedule {schedule.name!r} ends at step {schedule.end:,}, so the learning "
-                f"rate is 0 in {ended:,} of {left:,} steps. Hint: {hint}"
+                f"rate is 0 in {ended:,} of {steps:,} steps. Hint: {hint}"
             )
             warnings.warn(printable(problem), UserWarning, stacklevel=user_level())
 
