@@ -479,11 +479,9 @@ def _warn_of_ended_schedules(phase: PhaseSettings, segments: Sequence[Segment], 
     steps = n_steps * phase.epochs
     for group in {group.name: group for segment in segments for group in segment.groups}.values():
         schedule = group.optimizer.schedule
-        is_new = not any(
-            segment.states[node].step for segment in segments for node in group.nodes if node in segment.states
-        )
+        states = [segment.states[node] for segment in segments for node in group.nodes if node in segment.states]
         ended = 0 if schedule.end is None else steps - schedule.end
-        if is_new and ended > steps // 100:
+        if ended > steps // 100 and not any(state.step for state in states):
             hint = f"write Schedule({schedule.name!r}, steps={steps - schedule.warmup}, ...), or final=0.01"
             problem = (
                 f"phase {phase.label!r}: the schedule {schedule.name!r} ends at step {schedule.end:,}, so the learning "
