@@ -89,7 +89,8 @@ def train(graph: aa.ModelGraph, epochs: int = EPOCHS, **settings: Any) -> Any:
 
 def check_equal(mine: nn.Module, theirs: nn.Module) -> None:
     for (name, actual), expected in zip(mine.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6, msg=name)
+        # after a dozen steps in float32, which processors round differently
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5, msg=name)
 
 
 class Then(aa.Callback):
