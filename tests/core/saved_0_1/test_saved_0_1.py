@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from saved_numbers import near
 
 from anyaccel.distributions import METRICS, OFFERED
 
@@ -17,9 +18,6 @@ from .cases import CASES, CONFIGS_OF_SKLEARN, OF_SKLEARN
 HERE = Path(__file__).parent
 CLOSE = 1e-4 if int(np.__version__.partition(".")[0]) >= 2 else 1e-2
 """The numbers are of NumPy 2; older builds round products of matrices in another way."""
-LOOSE = 0.1
-"""Of a bias before batch normalization: its gradient is 0 but for rounding, which differs between processors, and Adam
-makes whole steps of it. Training does not see them; an evaluation does, as the running mean lags behind."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -36,11 +34,7 @@ def test_it_is_read_and_gives_what_it_gave(name, tmp_path):
     values = CASES[name][1](Path(shutil.copytree(HERE / name, tmp_path / name)))
     assert expected and values.keys() == expected.keys()
     for key, value in expected.items():
-        are_numbers = isinstance(value, float) or (
-            isinstance(value, list) and all(isinstance(number, float) for number in value)
-        )
-        close = LOOSE if (name, key) == ("run_nodes", "val_loss") else CLOSE
-        assert values[key] == (pytest.approx(value, rel=close, abs=1e-5) if are_numbers else value), key
+        assert values[key] == near(key, value, CLOSE), key
 
 
 def test_every_folder_has_a_reader():
