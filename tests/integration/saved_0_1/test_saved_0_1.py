@@ -23,7 +23,7 @@ def assert_gives_what_it_gave(name: str, folder: Path) -> None:
     values = CASES[name][1](Path(shutil.copytree(HERE / name, folder / name)))
     assert expected and values.keys() == expected.keys()
     for key, value in expected.items():
-        assert values[key] == near(key, value, 1e-3 if name.startswith("half") else 1e-4), key
+        assert values[key] == near(key, value, 1e-3), key
 
 
 @pytest.mark.parametrize("name", OF_ONE)
