@@ -131,7 +131,8 @@ def test_checkpoints_trackers_profiles_and_the_ledger_are_those_of_phases(framew
     assert loop.accelerator.device == aa.Device("cpu", 0) and loop.precision == "bf16-mixed"
     with aa.ledger() as moved:
         TRAIN[framework](loop)
-    assert moved.totals().nbytes == 0, "nothing is copied on a CPU"
+    # tensors of torch stay where they are on a CPU; the other frameworks copy rows of NumPy into tensors of theirs
+    assert (moved.totals().nbytes == 0) == (framework == "torch")
     (file,) = profile.files
     steps = {event["name"] for event in read_trace(file) if event.get("name", "").startswith("step ")}
     assert steps == {"step 1", "step 2"}
