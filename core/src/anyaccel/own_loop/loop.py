@@ -182,8 +182,6 @@ class Loop(AttributeHints):
         device: Device of the loop; in torch a `torch.device`, for `x.to(loop.device)`.
         num_processes, process_index, local_process_index: Number of processes, index of this process, and its index on
             this machine.
-        accumulation_steps: Number of batches per update. It can be set before `prepare`, such as in the function of
-            `find_batch_size`.
         step: Number of finished updates.
         epoch: Current epoch of `epochs`.
 
@@ -433,7 +431,7 @@ class Loop(AttributeHints):
 
     @property
     def accumulation_steps(self) -> int:
-        """Number of batches per update."""
+        """Number of batches per update. Set it before `prepare`, such as in the function of `find_batch_size`."""
         return self._accumulation_steps
 
     @accumulation_steps.setter
