@@ -59,6 +59,7 @@ ORDER = (
     "loading.loader",
     "loading.device_columns",
     "loading.host_columns",
+    "loading.same_units",
     "loading.input_data",
     "loading.epoch_plan",
     "loading.evaluation_rows",

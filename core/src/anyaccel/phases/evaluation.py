@@ -20,6 +20,7 @@ from anyaccel.device import Device
 from anyaccel.errors import (
     ENVIRONMENT_ERRORS,
     ColumnError,
+    OutOfMemoryError,
     PhaseError,
     SpecError,
     UndefinedMetricWarning,
@@ -31,10 +32,11 @@ from anyaccel.metrics import SYNONYMS, BoundMetric, Metric, metric_names
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.learners import Learners
 from anyaccel.phases.loading.epoch_plan import EvaluationRows
-from anyaccel.phases.loading.loader import RowAttempts
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
+from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
@@ -176,7 +178,7 @@ class Evaluation:
         self,
         *,
         pipeline: Pipeline,
-        policy: RowAttempts,
+        policy: OutOfMemoryRecovery,
         rows: EvaluationRows,
         losses: Sequence[tuple[AppliedLoss, str | None]],
         metrics: Sequence[BoundMetric],
@@ -202,7 +204,9 @@ class Evaluation:
 
     def run(self) -> EvaluationValues:
         """Compute all rows; if they do not fit, compute again with fewer rows at once."""
-        all_means, parts = self._policy.repeat(self._attempt)
+        while isinstance(result := self._attempt_or_error(), OutOfMemoryError):
+            self._policy.make_room(result, self._policy.batch_size)
+        all_means, parts = result
         parts = self._group.outputs_of_all(parts)
         for metric in self._metrics:
             rows = self._rows.of(metric.feature_set, metric.stream)
@@ -224,6 +228,13 @@ class Evaluation:
         }
         total = sum(loss.weight * means[loss.label] for loss, _ in self._losses) if self._losses else float("nan")
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
+
+    def _attempt_or_error(self) -> Attempt | OutOfMemoryError:
+        """Return the result, or the error that memory ran out, outside of the frame whose values are in the way."""
+        try:
+            return self._attempt()
+        except MemoryError as error:
+            return as_out_of_memory(error)
 
     def _attempt(self) -> Attempt:
         """Compute all rows; mean losses, and the parts of each output."""

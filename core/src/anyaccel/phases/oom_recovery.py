@@ -34,8 +34,6 @@ _SNAPSHOT_SHARE = 0.002
 
 _WORTHWHILE_SHARE = 0.1
 """Snapshots are given up only if they take at least this share of the memory that is free."""
-
-
 Result = TypeVar("Result")
 
 
@@ -103,18 +101,6 @@ class OutOfMemoryRecovery:
         else:
             raise self.final_error(error, at_once) from None
 
-    def repeat(self, attempt: Callable[[], Result]) -> Result:
-        """Return the result of an attempt, which is made again with less memory each time that memory runs out.
-
-        Raises:
-            OutOfMemoryError: no measure is left.
-        """
-        while True:
-            result = _result_of(attempt)
-            if not isinstance(result, OutOfMemoryError):
-                return result
-            self.make_room(result, self.batch_size)
-
     def _gives_up_snapshots(self, at_once: int) -> bool:
         """Return whether current steps fit without snapshots, which were then released.
 
@@ -150,14 +136,6 @@ class OutOfMemoryRecovery:
 
     def _log(self, error: OutOfMemoryError, measure: str) -> None:
         self._log_event("memory", f"{self._name}: memory ran out ({error.problem}); {measure}")
-
-
-def _result_of(attempt: Callable[[], Result]) -> Result | OutOfMemoryError:
-    """Return the result, or the error that memory ran out: what a frame that handles it holds would be in the way."""
-    try:
-        return attempt()
-    except MemoryError as error:
-        return as_out_of_memory(error)
 
 
 def _release(error: OutOfMemoryError) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -47,19 +47,6 @@ class LoadedRows:
 
 
 Result = TypeVar("Result")
-
-
-class RowAttempts(Protocol):
-    """Rows that may not fit at first.
-
-    Attributes:
-        rows: The current rows.
-    """
-
-    rows: LoadedRows
-
-    def repeat(self, attempt: Callable[[], Result]) -> Result:
-        """Return the result of an attempt at all rows, which is made again with fewer at once until they fit."""
 
 
 class BatchLoader(ABC):
