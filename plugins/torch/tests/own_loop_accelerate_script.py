@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import pickle
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -545,18 +543,7 @@ def schedules_end_after_the_same_number_of_updates() -> None:
         assert rates[-1] == 0.0 and 0.0 not in rates[: -accumulate if accumulate > 1 else -1]
 
 
-def run(folder: Path, names: list[str]) -> None:
-    """Run checks in this process of several."""
-    rank = aa.Loop("cpu", framework="torch").process_index
-    results = {}
-    for name in names:
-        try:
-            CHECKS[name]()
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-    (folder / f"{rank}.json").write_text(json.dumps(results))
-
-
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2:])
+    from checks_in_processes import run
+
+    run(CHECKS, sys.argv[2:], Path(sys.argv[1]), aa.Loop("cpu", framework="torch").process_index)

@@ -11,7 +11,6 @@ import json
 import random
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -1141,18 +1140,7 @@ def the_batches_of_an_update_are_set_before_anything_is_prepared() -> None:
         ours().accumulation_steps = 0
 
 
-def run(folder: Path, names: list[str]) -> None:
-    """Run checks in this process of several."""
-    rank = ours().process_index
-    results = {}
-    for name in names:
-        try:
-            CHECKS[name]()
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-    (folder / f"{rank}.json").write_text(json.dumps(results))
-
-
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2:])
+    from checks_in_processes import run
+
+    run(CHECKS, sys.argv[2:], Path(sys.argv[1]), ours().process_index)

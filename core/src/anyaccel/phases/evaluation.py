@@ -163,7 +163,7 @@ class Evaluation:
 
     Args:
         pipeline: The programs.
-        policy: The rows on devices, and how often they are attempted if they do not fit.
+        policy: The rows on devices, and the measures if they do not fit.
         rows: The same rows in host memory, for metrics.
         losses: Requested losses, each with the label of the program's loss that computes it; None if it is a metric.
         metrics: Requested metrics.
@@ -203,7 +203,11 @@ class Evaluation:
         self._wanted = [name for label in dict.fromkeys([*keep, *inputs, *computed]) for name in value_names[label]]
 
     def run(self) -> EvaluationValues:
-        """Compute all rows; if they do not fit, compute again with fewer rows at once."""
+        """Compute all rows; if memory runs out, compute again with fewer rows at once.
+
+        Raises:
+            OutOfMemoryError: even the smallest number does not fit.
+        """
         while isinstance(result := self._attempt_or_error(), OutOfMemoryError):
             self._policy.make_room(result, self._policy.batch_size)
         all_means, parts = result
