@@ -122,38 +122,29 @@ class GradientMeans:
     def __init__(self, parameters: Sequence[Tensor], size: int) -> None:
         self._parameters, self._factor = parameters, 1.0 / size
         self._sizes = [len(parameters), *(parameter.numel() for parameter in parameters)]
-        self._dtype, self._device = exchange_dtype(parameters[0]), parameters[0].device
-        self._parts: list[Tensor] = []
+        self._ones = torch.ones(len(parameters), dtype=exchange_dtype(parameters[0]), device=parameters[0].device)
         self._are_all_here = True
 
     def write(self) -> None:
         """Write the gradients of this process into a new message."""
-        self.message = torch.empty(sum(self._sizes), dtype=self._dtype, device=self._device)
-        present, *pieces = torch.split(self.message, self._sizes)
-        present.fill_(1.0)
-        self._parts, self._are_all_here = [], True
-        for i, (parameter, piece) in enumerate(zip(self._parameters, pieces, strict=True)):
-            gradient, part = parameter.grad, piece.view_as(parameter)
-            if gradient is None:
-                part.zero_()
-                present[i] = 0.0
-                self._are_all_here = False
-            elif gradient.is_sparse or gradient.dtype != self._dtype:
-                part.copy_(gradient.to_dense()).mul_(self._factor)
-            else:
-                torch.mul(gradient, self._factor, out=part)
-            self._parts.append(part)
+        gradients = [parameter.grad for parameter in self._parameters]
+        self._are_all_here = all(gradient is not None for gradient in gradients)
+        present = self._ones
+        if not self._are_all_here:
+            present = torch.tensor([float(gradient is not None) for gradient in gradients]).to(present)
+        parts = [dense_gradient(parameter).reshape(-1) for parameter in self._parameters]
+        self.message = torch.cat([present, *parts]).mul_(self._factor)  # of the dtype of `present`
 
     def read(self) -> None:
         """Replace the gradients by the parts of the message, which are the means now; one that none has stays None."""
+        present, *parts = torch.split(self.message, self._sizes)
         # a parameter that this process has a gradient of has one in some process: there is nothing to wait for
-        counts = None if self._are_all_here else self.message[: len(self._parameters)].tolist()
-        for i, (parameter, part) in enumerate(zip(self._parameters, self._parts, strict=True)):
+        counts = None if self._are_all_here else present.tolist()
+        for i, (parameter, part) in enumerate(zip(self._parameters, parts, strict=True)):
             if counts is not None and not counts[i]:
                 continue
             if part.dtype == parameter.dtype and parameter.is_contiguous():
-                parameter.grad = part
+                parameter.grad = part.view_as(parameter)
             else:  # of the dtype and layout of the parameter
-                parameter.grad = torch.empty_like(parameter).copy_(part)
-        self._parts = []
+                parameter.grad = torch.empty_like(parameter).copy_(part.view_as(parameter))
         del self.message
