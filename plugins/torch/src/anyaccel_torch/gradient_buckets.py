@@ -103,48 +103,54 @@ def buckets(parameters: Iterable[Tensor], max_bytes: float) -> Iterator[list[Ten
     yield bucket
 
 
-class GradientMeans:
-    """A message for the means of some parameters' gradients over all processes.
+class GradientMessage:
+    """Gradients of some parameters in one tensor, which is added up over all processes.
 
-    Each update has a message of its own, whose parts become the gradients: nothing is copied back, and whoever holds a
+    Each update has a tensor of its own, whose parts become the gradients: nothing is copied back, and whoever holds a
     gradient of an earlier update keeps its numbers.
 
     Args:
         parameters: Parameters of one device and dtype.
-        size: Number of processes.
 
     Attributes:
-        message: What is added up over all processes: which gradients exist, and a part of each.
+        tensor: A weight, which gradients exist, and all gradients times the weight; of at least float32.
     """
 
-    message: Tensor
+    tensor: Tensor
 
-    def __init__(self, parameters: Sequence[Tensor], size: int) -> None:
-        self._parameters, self._factor = parameters, 1.0 / size
-        self._sizes = [len(parameters), *(parameter.numel() for parameter in parameters)]
-        self._ones = torch.ones(len(parameters), dtype=exchange_dtype(parameters[0]), device=parameters[0].device)
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self._numbers: list[float] = []
         self._are_all_here = True
 
-    def write(self) -> None:
-        """Write the gradients of this process into a new message."""
-        gradients = [parameter.grad for parameter in self._parameters]
-        self._are_all_here = all(gradient is not None for gradient in gradients)
-        present = self._ones
-        if not self._are_all_here:
-            present = torch.tensor([float(gradient is not None) for gradient in gradients]).to(present)
+    def write(self, weight: float) -> None:
+        """Write the gradients of this process into a new tensor; one that is missing is zeros."""
+        present = [parameter.grad is not None for parameter in self._parameters]
+        self._are_all_here = all(present)
+        if self._numbers != [weight, *present]:
+            self._numbers, first = [weight, *present], self._parameters[0]
+            self._head = torch.tensor(self._numbers, dtype=exchange_dtype(first), device=first.device)
         parts = [dense_gradient(parameter).reshape(-1) for parameter in self._parameters]
-        self.message = torch.cat([present, *parts]).mul_(self._factor)  # of the dtype of `present`
+        self.tensor = torch.cat([self._head, *parts])  # of the dtype that holds both
+        self.tensor[len(self._numbers) :].mul_(weight)
 
-    def read(self) -> None:
-        """Replace the gradients by the parts of the message, which are the means now; one that none has stays None."""
-        present, *parts = torch.split(self.message, self._sizes)
+    def read(self, *, means: bool) -> None:
+        """Replace the gradients by the sums over all processes; one that none has is None.
+
+        Args:
+            means: Divide by the sum of the weights.
+        """
+        sums = self.tensor[len(self._numbers) :]
+        if means:
+            sums.div_(self.tensor[0])
         # a parameter that this process has a gradient of has one in some process: there is nothing to wait for
-        counts = None if self._are_all_here else present.tolist()
-        for i, (parameter, part) in enumerate(zip(self._parameters, parts, strict=True)):
+        counts = None if self._are_all_here else self.tensor[1 : len(self._numbers)].tolist()
+        for i, (parameter, part) in enumerate(zip(self._parameters, torch.split(sums, self._sizes), strict=True)):
             if counts is not None and not counts[i]:
-                continue
-            if part.dtype == parameter.dtype and parameter.is_contiguous():
+                parameter.grad = None
+            elif part.dtype == parameter.dtype and parameter.is_contiguous():
                 parameter.grad = part.view_as(parameter)
             else:  # of the dtype and layout of the parameter
                 parameter.grad = torch.empty_like(parameter).copy_(part.view_as(parameter))
-        del self.message
+        del self.tensor

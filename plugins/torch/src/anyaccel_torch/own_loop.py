@@ -810,7 +810,7 @@ class _Model:
             settings = {"bucket_cap_mb": processes.group.bucket_bytes / 2**20, "find_unused_parameters": True}
             self.ddp = DistributedDataParallel(Roots(parameters), init_sync=False, **{**settings, **options})
         else:
-            self.messages = processes.group.gradient_means(parameters)
+            self.messages = processes.group.gradient_messages(parameters)
 
     def set_exchanging(self, exchanging: bool) -> None:
         """Set whether the next pass is the last of an update."""

@@ -31,12 +31,10 @@ from anyaccel_distributed import ReplicaGroup, replica_timeout
 from anyaccel_distributed.departure import Departure
 from anyaccel_distributed.group import ProgramInputs
 from anyaccel_torch.gradient_buckets import (
-    GradientMeans,
+    GradientMessage,
     agreed_bucket_bytes,
     alike,
     buckets,
-    dense_gradient,
-    exchange_dtype,
     positions_alike,
 )
 from anyaccel_torch.losses import divisor
@@ -45,8 +43,6 @@ from anyaccel_torch.program import OverlappedPass, StepWeight, TorchProgram
 if TYPE_CHECKING:
     from anyaccel_torch.sharded_program import ShardedProgram
 
-_HEAD = 1
-"""Elements of a bucket before the gradients: the weight of the replica."""
 _SHORT, _IS_LONG = 127, 255
 """The most bytes of a short value, and what stands for the length of another."""
 _POLL_SECONDS = 0.05
@@ -149,13 +145,13 @@ class TorchReplicaGroup(ReplicaGroup):
             ):
                 backward.decide(sums=all(summable), bucket_bytes=self.bucket_bytes)
 
-    def gradient_means(self, parameters: Sequence[Tensor]) -> list[GradientMeans]:
+    def gradient_messages(self, parameters: Sequence[Tensor]) -> list[GradientMessage]:
         """Return the messages of parameters for `average`."""
         every = [bucket for same in alike(parameters) for bucket in buckets(same, self.bucket_bytes)]
-        return [GradientMeans(bucket, self.size) for bucket in every]
+        return [GradientMessage(bucket) for bucket in every]
 
     @torch.no_grad()
-    def average(self, messages: Sequence[GradientMeans], are_ready: Callable[[], object] | None = None) -> None:
+    def average(self, messages: Sequence[GradientMessage], are_ready: Callable[[], object] | None = None) -> None:
         """Replace the gradients of messages by their means over all replicas; one that none has stays None.
 
         Args:
@@ -163,10 +159,21 @@ class TorchReplicaGroup(ReplicaGroup):
             are_ready: Called once all are written, before the first is sent; without it, each is sent at once.
         """
         if are_ready is not None:
-            for means in messages:
-                means.write()
+            for message in messages:
+                message.write(1.0 / self.size)
             are_ready()
-        self._try(_AVERAGE, lambda: _average(messages, are_written=are_ready is not None))
+        self._try(_AVERAGE, lambda: self._average(messages, are_written=are_ready is not None))
+
+    def _average(self, messages: Sequence[GradientMessage], *, are_written: bool) -> None:
+        group = cast("dist.ProcessGroup", dist.group.WORLD)
+        sent = []
+        for message in messages:
+            if not are_written:
+                message.write(1.0 / self.size)
+            sent.append(group.allreduce([message.tensor]))
+        for message, work in zip(messages, sent, strict=True):
+            work.wait()
+            message.read(means=False)  # sums of parts
 
     def sum_in_place(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all replicas."""
@@ -212,27 +219,10 @@ class TorchReplicaGroup(ReplicaGroup):
         is_one_bucket = sum(program.gradient_bytes for program in programs) <= self.bucket_bytes
         for same in alike(parameters):
             for bucket in [same] if is_one_bucket else buckets(same, self.bucket_bytes):
-                self._exchange_at_once(bucket, weight, means=means)
-
-    def _exchange_at_once(self, parameters: Sequence[Tensor], weight: float, *, means: bool) -> None:
-        present = [parameter.grad is not None for parameter in parameters]
-        if not all(present):
-            for parameter, has in zip(parameters, present, strict=True):
-                if not has:
-                    parameter.grad = torch.zeros_like(parameter)
-        gradients = [dense_gradient(parameter) for parameter in parameters]
-        first, n_head = gradients[0], _HEAD + len(parameters)
-        head = torch.tensor([weight, *present], dtype=exchange_dtype(first), device=first.device)
-        flat = torch.cat([head, *[gradient.reshape(-1) for gradient in gradients]])  # of the dtype that holds both
-        summed = flat[n_head:].mul_(weight)
-        self._try(_AVERAGE, lambda: dist.group.WORLD.allreduce([flat]).wait())  # type: ignore[union-attr]
-        if means:
-            summed.div_(flat[0])
-        # a parameter that this replica has a gradient of has one in some replica: there is nothing to wait for
-        counts = None if all(present) else flat[_HEAD:n_head].tolist()
-        pieces = torch.split(summed.to(first.dtype), [gradient.numel() for gradient in gradients])
-        for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
-            parameter.grad = piece.view_as(parameter) if counts is None or counts[i] else None
+                message = GradientMessage(bucket)
+                message.write(weight)
+                self._try(_AVERAGE, lambda sent=message.tensor: dist.group.WORLD.allreduce([sent]).wait())  # type: ignore[misc,union-attr]
+                message.read(means=means)
 
     def gather(self, value: Any) -> list[Any]:
         every: list[Any] = [None] * self.size
@@ -401,18 +391,6 @@ def _leave() -> None:
     if _meshes:
         gc.collect()  # so do divided modules, which are in circles
     dist.destroy_process_group()
-
-
-def _average(messages: Sequence[GradientMeans], *, are_written: bool) -> None:
-    group = cast("dist.ProcessGroup", dist.group.WORLD)
-    sent = []
-    for means in messages:
-        if not are_written:
-            means.write()
-        sent.append(group.allreduce([means.message]))
-    for means, work in zip(messages, sent, strict=True):
-        work.wait()
-        means.read()
 
 
 def _short_text(value: Any) -> bytes | None:
