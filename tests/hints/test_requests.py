@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -185,23 +184,27 @@ def test_inventories(hint: Any, tmp_path: Path) -> None:
     assert json.loads(example) and aa.Inventory.from_file(file)
 
 
-def write_module(folder: Path, name: str) -> None:
-    """What a cell `%%writefile NAME.py` of a notebook does."""
-    (folder / f"{name}.py").write_text("def tell():\n    print('told')\n")
+def test_functions_in_replicas(hint: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = tmp_path / "told.txt"
 
+    def inside() -> None:
+        with written.open("a") as file:
+            file.write("told\n")
 
-def test_functions_in_replicas(
-    hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with hint("write the function into a file (%%writefile training.py in a notebook) and import it from there"):
-        spawn(lambda: None, replicas=2)
-    write_module(tmp_path, "training")  # file (%%writefile training.py in a notebook)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    function = importlib.import_module("training").tell
+    with written.open("a") as file:
+
+        def outside() -> None:
+            file.write("told\n")
+
+        with hint("create open files, loops, locks and the like inside the function"):
+            spawn(outside, replicas=2)
     with hint("write replicas=2"):
-        spawn(function, replicas=0)
-    spawn(function, replicas=2)
-    assert capsys.readouterr().out.count("told") == 2
+        spawn(inside, replicas=0)
+    spawn(inside, replicas=2)
+    assert written.read_text() == "told\n" * 2
+    called: Any = inside()
+    with hint("pass a function without calling it"):
+        spawn(called, replicas=2)
 
 
 def of_torchrun(**variables: str) -> dict[str, str]:

@@ -115,7 +115,9 @@ def test_plugins_import_no_private_name_of_core(plugin_sources: dict[str, str]) 
 def test_nothing_is_unpickled_and_no_text_is_run(core_sources: dict[str, str], plugin_sources: dict[str, str]) -> None:
     assert core_sources and plugin_sources
     sources = {**core_sources, **plugin_sources}
-    assert not {path: places for path, source in sources.items() if (places := unpickling(source))}
+    found = {path: places for path, source in sources.items() if (places := unpickling(source))}
+    # The one exception: a function of a session, which spawn writes, and only its own new processes read.
+    assert found == {"plugins/distributed/src/anyaccel_distributed/spawn.py": ["marshal", "cloudpickle"]}
 
 
 @pytest.mark.parametrize(

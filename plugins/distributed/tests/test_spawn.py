@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import linecache
+import threading
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import pytest
 
 from anyaccel.errors import ConfigError, FrameworkError
+from anyaccel.own_loop import Loop
 from anyaccel_distributed import spawn
 
 
@@ -35,19 +40,86 @@ def test_the_traceback_of_one_that_fails_is_in_the_error(module: ModuleType) -> 
         spawn(module.fail, replicas=2)
 
 
-def local(of: Any = None) -> Any:
-    """A function within a function."""
+CELL = """
+from pathlib import Path
+import os
 
-    def inner() -> None:
-        """Cannot be imported."""
+def place():
+    return f"replica {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
 
-    return inner
+class Note:
+    def __init__(self, text):
+        self.text = text
+
+note = Note("from the notebook")
+
+def tell(folder, text):
+    Path(folder, os.environ["RANK"]).write_text(f"{place()}: {note.text}, {text}")
+    if text == "bad":
+        raise ValueError(note.text)
+"""
 
 
-@pytest.mark.parametrize("function", [local(), lambda: None, print])
-def test_a_function_that_cannot_be_imported_is_refused(function: Any) -> None:
-    with pytest.raises(ConfigError, match=r"another process cannot import .*Hint: write the function into a file"):
-        spawn(function, replicas=2)
+@pytest.fixture
+def cell() -> Iterator[dict[str, Any]]:
+    """Names of a session that has run a cell: its source is in `linecache`, where IPython keeps it, and in no file."""
+    name = "<cell 1>"
+    linecache.cache[name] = (len(CELL), None, CELL.splitlines(keepends=True), name)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(CELL, name, "exec"), names)  # noqa: S102 - as a session does
+    yield names
+    del linecache.cache[name]
+
+
+def test_a_function_of_a_notebook_is_copied_with_what_it_uses(cell: dict[str, Any], tmp_path: Path) -> None:
+    spawn(cell["tell"], replicas=2, arguments={"folder": str(tmp_path), "text": "good"})
+    said = [(tmp_path / rank).read_text() for rank in "01"]
+    assert said == [f"replica {rank} of 2: from the notebook, good" for rank in "01"]
+
+
+def test_the_traceback_of_a_notebook_shows_the_lines_of_its_cell(cell: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(FrameworkError) as raised:
+        spawn(cell["tell"], replicas=1, arguments={"folder": str(tmp_path), "text": "bad"})
+    text = str(raised.value)
+    assert text.startswith("tell: a replica of 1 ended with exit status 1")
+    assert "in tell\n    raise ValueError(note.text)\n" in text and "ValueError: from the notebook" in text
+
+
+def test_functions_without_a_name_in_a_module_are_copied(
+    module: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "closure"
+
+    def within(folder: str) -> None:
+        module.tell(folder, text)
+
+    for function in (within, lambda folder: module.tell(folder, text), partial(module.tell, text=text)):
+        spawn(function, replicas=2, arguments={"folder": str(tmp_path)})
+        assert sorted(capsys.readouterr().out.splitlines()) == [f"replica {rank} of 2: closure" for rank in "01"]
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    number, lock = 1, threading.Lock()
+
+    def train() -> None:
+        with lock:
+            print(number)
+
+    what = r"train' cannot be copied into another process: its variable 'lock': TypeError: cannot pickle '_thread.lock'"
+    with pytest.raises(ConfigError, match=rf"{what}.* Hint: create open files, loops, locks and the like inside"):
+        spawn(train, replicas=2)
+    with pytest.raises(ConfigError, match=r"cannot be copied into another process: TypeError: cannot pickle"):
+        spawn(partial(print, lock), replicas=2)
+
+
+def test_a_loop_is_not_copied_to_train_alone() -> None:
+    loop = object.__new__(Loop)  # of no framework: none is needed to refuse it
+
+    def train() -> None:
+        loop.print("trains")
+
+    with pytest.raises(ConfigError, match=r"its variable 'loop': TypeError: cannot pickle a Loop: it belongs to"):
+        spawn(train, replicas=2)
 
 
 @pytest.mark.parametrize("replicas", [0, -1, True, 2.0, "2"])

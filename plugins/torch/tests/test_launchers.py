@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,64 @@ def test_own_loops_of_spawned_functions_give_the_numbers_of_one_process(
     assert together["gathered"] == alone["gathered"]
     for own, other in zip(together["ragged"], alone["ragged"], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-9)
+
+
+SESSION = """
+import json, sys
+import torch
+from torch.nn import functional as F
+import anyaccel as aa
+from anyaccel_distributed import spawn
+
+x = torch.randn(107, 4, generator=torch.Generator().manual_seed(0))
+rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), 16)
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).tanh()
+
+def train(prepare, backward):
+    torch.manual_seed(1)
+    net = Net(4, 1)
+    net, optimizer, loader = prepare(net, torch.optim.Adam(net.parameters(), lr=0.1), rows)
+    for _ in range(2):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            backward(F.mse_loss(net(inputs), targets))
+            optimizer.step()
+    return [parameter.tolist() for parameter in net.parameters()]
+
+def in_processes(file):
+    loop = aa.Loop("cpu", framework="torch")
+    weights = train(loop.prepare, loop.backward)
+    if loop.is_main_process:
+        with open(file, "w") as stream:
+            json.dump([loop.num_processes, weights], stream)
+
+file = FILE
+spawn(in_processes, replicas=2, arguments={"file": file})
+with open(file) as stream:
+    told = json.load(stream)
+by_hand = train(lambda *objects: objects, lambda loss: loss.backward())
+print(json.dumps([*told, by_hand]))
+"""
+
+
+def test_a_function_of_an_interactive_session_trains_its_loop_in_two_processes_as_by_hand(tmp_path: Path) -> None:
+    pytest.importorskip("anyaccel_distributed")
+    session = SESSION.replace("FILE", repr(str(tmp_path / "weights.json")))
+    session = re.sub(r"\n+", "\n", session)  # there, an empty line ends a statement
+    session = re.sub(r"\n(?=\S)", "\n\n", session)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-i", "-q"]
+    answer = subprocess.run(
+        command, input=session, capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
+    assert answer.returncode == 0, answer.stderr
+    processes, weights, by_hand = json.loads(answer.stdout.splitlines()[-1])
+    assert processes == 2
+    for own, other in zip(weights, by_hand, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-7)
 
 
 @pytest.fixture(scope="module", params=OTHERS)

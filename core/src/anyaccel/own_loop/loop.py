@@ -334,6 +334,10 @@ class Loop(AttributeHints):
         several = f", process {self.process_index} of {self.num_processes}" if self.num_processes > 1 else ""
         return f"Loop({str(self.accelerator)!r}, framework={self.framework!r}{several})"
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # A copy in another process would train alone there, without a word.
+        raise TypeError("cannot pickle a Loop: it belongs to the process that created it")
+
     # -- implemented by a framework's class ------------------------------------------------------------------------
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
