@@ -54,7 +54,22 @@ def test_monitors(hint: Any) -> None:
     assert EarlyStopping("val_own", mode="max") and EarlyStopping("val_own", mode="min")
     with hint("write threshold_mode='rel'"):
         ReduceLROnPlateau("loss", threshold_mode="relative")
-    assert experiment().run_phase(train(callbacks=[ReduceLROnPlateau("loss", threshold_mode="rel")])).loss.size
+    scheduled = graph()
+    scheduled.optimizer = aa.Optimizer("adam", schedule=ReduceLROnPlateau("loss", threshold_mode="rel"))
+    assert aa.Experiment("test", scheduled, progress="none").run_phase(train()).loss.size
+    for phase_callbacks in (True, False):
+        with hint("pass it to the optimizer: Optimizer('adam', schedule=ReduceLROnPlateau({}))"):
+            callbacks = {"callbacks": [ReduceLROnPlateau("loss")]}
+            if phase_callbacks:
+                experiment().run_phase(train(**callbacks))
+            else:
+                experiment(**callbacks).run_phase(train())
+    scheduled.optimizer = aa.Optimizer("adam", schedule=ReduceLROnPlateau("loss"))
+    assert aa.Experiment("test", scheduled, progress="none").run_phase(train()).loss.size
+    plateau = ReduceLROnPlateau("loss", patience=0, threshold=1.0)  # another schedule reads it
+    scheduled.optimizer = aa.Optimizer("adam", schedule=lambda step: plateau(step) / (1 + step))
+    experiment_of_both = aa.Experiment("test", scheduled, progress="none")
+    assert experiment_of_both.run_phase(train(epochs=3, callbacks=[plateau])).loss.size and plateau.current < 1
 
 
 def test_states_of_callbacks(hint: Any) -> None:

@@ -369,9 +369,17 @@ def test_hints_whose_code_is_filled_in(hint: Any) -> None:
     class ReduceLROnPlateau:
         """As that of torch and Keras."""
 
-    with hint("write anyaccel.{}()"):
+    class EarlyStopping:
+        """As that of Keras."""
+
+    with hint("write anyaccel.EarlyStopping()"):
+        train(validation="val", callbacks=[EarlyStopping()])
+    assert run(train(validation="val", callbacks=[aa.EarlyStopping()])).loss.size
+    with hint("pass it to the optimizer: Optimizer('adam', schedule=anyaccel.ReduceLROnPlateau())"):
         train(validation="val", callbacks=[ReduceLROnPlateau()])
-    assert run(train(validation="val", callbacks=[aa.ReduceLROnPlateau()])).loss.size
+    scheduled = graph()
+    scheduled.optimizer = aa.Optimizer("adam", schedule=aa.ReduceLROnPlateau())
+    assert run(train(validation="val"), scheduled).loss.size
     with hint("leave {} out of the validation: it follows the training"):
         train(validation=EvalPhase("val", data="val", precision="float64"))
     assert run(train(validation=EvalPhase("val", data="val"))).loss.size

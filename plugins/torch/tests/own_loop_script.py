@@ -377,6 +377,26 @@ def agreed() -> list[Any]:
     ]
 
 
+def sparse() -> list[Any]:
+    """What becomes of sparse gradients: SGD takes them dense, and SparseAdam is replaced by Adam, as its hint says."""
+    loop, message, told = aa.Loop("cpu", framework="torch"), "", []
+    for kind in (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adam):
+        torch.manual_seed(0)
+        net = nn.Embedding(7, 1, sparse=kind is not torch.optim.Adam)
+        rows = DataLoader(TensorDataset(torch.arange(20) % 7, torch.linspace(-1, 1, 20)[:, None]), batch_size=8)
+        try:
+            net, optimizer, rows = loop.prepare(net, kind(net.parameters(), lr=0.1), rows)
+        except aa.errors.ConfigError as error:
+            message = str(error)
+            continue
+        for x, y in rows:
+            optimizer.zero_grad()
+            loop.backward((net(x) - y).square().mean())
+            optimizer.step()
+        told.append(net.weight.flatten().tolist())
+    return [loop.num_processes, message, told[0], told[-1]]
+
+
 CASES = (
     ragged,
     one_row,
@@ -398,6 +418,7 @@ CASES = (
     exchanges,
     order,
     continued,
+    sparse,
 )
 
 

@@ -269,5 +269,20 @@ def test_each_number_of_processes_goes_on_from_what_another_has_saved(told: dict
         assert names == list(network().state_dict())
 
 
+def test_sparse_gradients_are_dense_after_their_exchange(told: dict[str, Any]) -> None:
+    size, message, *values = told["sparse"]
+    problem = "SparseAdam takes sparse gradients only, but gradients are dense after their exchange between processes"
+    assert message == ("" if size == 1 else f"{problem}. Hint: use torch.optim.Adam, or run in one process.")
+    for kind, actual in zip((torch.optim.SGD, torch.optim.Adam), values, strict=True):
+        torch.manual_seed(0)
+        net = nn.Embedding(7, 1)
+        optimizer = kind(net.parameters(), lr=0.1)
+        for x, y in zip((torch.arange(20) % 7).split(8), torch.linspace(-1, 1, 20)[:, None].split(8), strict=True):
+            optimizer.zero_grad()
+            (net(x) - y).square().mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(actual, net.weight.flatten().tolist(), rtol=1e-5, atol=1e-6)
+
+
 def test_all_agree(told: dict[str, Any]) -> None:
     assert told["agreed"] == [True, "a", [0.0, 1.0, 2.0], True, True]

@@ -107,7 +107,7 @@ VARIANTS = {
     },
     "one feature": {**PLAIN, "features": "b"},
     "by name": {**PLAIN, "features": ["b", "a"]},
-    "plateau": {**PLAIN, "callbacks": [aa.ReduceLROnPlateau("loss", patience=1)]},
+    "callback": {**PLAIN, "callbacks": [aa.EarlyStopping("loss", patience=1)]},
     "no training": {**PLAIN, "epochs": 1, "strict": True},
 }
 

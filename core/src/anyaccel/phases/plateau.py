@@ -22,7 +22,8 @@ class ReduceLROnPlateau(Callback):
     """Lower the learning rate when a monitored value has stopped improving.
 
     Pass it to the optimizer only: `Optimizer("adam", schedule=ReduceLROnPlateau("val_loss"))`. Phases call it after
-    each epoch, so you do not call `step` as with PyTorch's scheduler. The reduced rate also applies in later phases.
+    each epoch, so you do not call `step` as with PyTorch's scheduler. In the callbacks of a phase it is an error, as it
+    would change no rate there. The reduced rate also applies in later phases.
     Use a separate object for each optimizer and for each new training.
 
     An epoch with a NaN value does not count as an improvement, and a NaNWarning reports the first one.
@@ -39,7 +40,8 @@ class ReduceLROnPlateau(Callback):
         mode: `"min"` or `"max"`: which values are better. `"auto"` knows this for losses and for metrics by name.
 
     Raises:
-        PhaseError: a setting out of range; or, when a phase begins, a value that its epochs will not have.
+        PhaseError: a setting out of range; or, when a phase begins, a value that its epochs will not have, or a
+            callback that is the schedule of no optimizer.
 
     Example:
         >>> import anyaccel as aa
@@ -133,3 +135,20 @@ def listening_schedules(optimizers: Iterable[Optimizer | None], callbacks: Itera
         id(schedule): schedule for schedule in schedules if isinstance(schedule, Callback)
     }
     return [schedule for key, schedule in listening.items() if key not in listeners]
+
+
+def check_plateaus(optimizers: Iterable[Optimizer | None], callbacks: Iterable[Callback]) -> None:
+    """Refuse a plateau that changes no rate: it is only a callback, and no schedule is a function that could read it.
+
+    Raises:
+        PhaseError: such a callback.
+    """
+    if any(optimizer is not None and optimizer.schedule.own is not None for optimizer in optimizers):
+        return
+    for callback in callbacks:
+        if isinstance(callback, ReduceLROnPlateau) and type(callback).epoch_end is ReduceLROnPlateau.epoch_end:
+            raise PhaseError(
+                "ReduceLROnPlateau is a callback here, which changes no learning rate: it is the schedule of no "
+                "optimizer",
+                hint=f"pass it to the optimizer: Optimizer('adam', schedule=ReduceLROnPlateau({callback.monitor!r}))",
+            )

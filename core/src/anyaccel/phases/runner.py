@@ -44,7 +44,7 @@ from anyaccel.phases.loading.residency import bytes_added_by_training, make_load
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, OutOfMemoryReport, custom_losses, training_couplings
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
-from anyaccel.phases.plateau import listening_schedules
+from anyaccel.phases.plateau import check_plateaus, listening_schedules
 from anyaccel.phases.prepare import PreparedPart, evaluated_losses, leave_contexts, prepare, resolve_phase, streams_of
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import process_groups
@@ -232,6 +232,7 @@ def execute(
             everybody = [*callbacks, *phase.callbacks]
             if phase.trains:  # schedules that listen to a training come first
                 optimizers = [graph.optimizer, *(getattr(node, "optimizer", None) for node in graph.nodes.values())]
+                check_plateaus(optimizers, everybody)
                 everybody = [*listening_schedules(optimizers, everybody), *everybody]
             execution = PhaseExecution(run, HookCaller(registry().hooks, everybody), shown, resume)
             try:

@@ -293,7 +293,11 @@ _PLAIN = Setting()
 _RENAMED = {"n_epochs": "epochs"}
 """Names of settings in configurations that 0.1 saved."""
 _HINTS_FOR_COMPILE = {False: "write compile='off'", True: "write compile='steps', or leave it out"}
-_CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
+_CALLBACKS = {
+    "EarlyStopping": "write anyaccel.EarlyStopping()",
+    "ReduceLROnPlateau": "pass it to the optimizer: Optimizer('adam', schedule=anyaccel.ReduceLROnPlateau())",
+}
+"""Hints for callbacks of other libraries."""
 
 
 def _checked_data(phase: Any, name: str, data: Any) -> Data:
@@ -382,9 +386,7 @@ def checked_callbacks(whose: str, value: Any) -> tuple[Callback, ...]:
             is_class = isinstance(callback, type) and issubclass(callback, Callback)
             hint = f"create an instance: {callback.__name__}()" if is_class else "derive it from anyaccel.Callback"
             named = callback if isinstance(callback, str) else type(callback).__name__.removesuffix("Callback")
-            same = next((name for name in _CALLBACKS if name == named), None)
-            hint = hint if same is None else f"write anyaccel.{same}()"
-            raise PhaseError(f"{whose}: {shown(callback)} is not a Callback", hint=hint)
+            raise PhaseError(f"{whose}: {shown(callback)} is not a Callback", hint=_CALLBACKS.get(named, hint))
     return callbacks
 
 

@@ -274,6 +274,11 @@ class TorchLoop(Loop):
                 f"{type(optimizer).__name__} has parameters that do not belong to a prepared and trained model",
                 hint="prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer)",
             )
+        if self.num_processes > 1 and isinstance(optimizer, torch.optim.SparseAdam):
+            raise ConfigError(
+                "SparseAdam takes sparse gradients only, but gradients are dense after their exchange between processes",
+                hint="use torch.optim.Adam, or run in one process",
+            )
         self.accelerator.place(optimizer)
         prepared = _PreparedOptimizer(self._updates, optimizer, self._models, is_first=not self._optimizers)
         self._optimizers.append(prepared)
