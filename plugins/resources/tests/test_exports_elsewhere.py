@@ -147,6 +147,11 @@ MEANT = {
     "H100:8, nodes=2": "H100:8 nodes=2",
     "8xH100 mem=64GB price<=9": "H100:8 mem=64GB price<=9",
     "40GiB+": "40GB+",
+    "gpu:0-3": "gpu:0+1+2+3",
+    "H100:2 memory=64 cpus=8+": "H100:2 mem=64GB cores=8",
+    "H100:8, num_nodes=2": "H100:8 nodes=2",
+    "gpu:a100_1g.5gb:2": "5GB+:2",  # a type of Slurm
+    "accelerator_type:A100": "A100",  # a resource of Ray
 }
 
 
@@ -155,6 +160,12 @@ def test_the_spelling_of_another_system_is_told_what_to_write(text, meant):
     with pytest.raises(DeviceParseError) as error:
         DeviceRequest.parse(text)
     assert error.value.hint == f"write {meant!r}" and DeviceRequest.parse(meant)
+
+
+def test_an_option_that_requests_do_not_have_is_to_be_left_out():
+    with pytest.raises(DeviceParseError, match=r"'region' is not expected here.*Hint: leave it out") as error:
+        DeviceRequest.parse("H100:2 region=us-east-1")
+    assert "mem=64GB" in error.value.available and DeviceRequest.parse("H100:2")
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_each_number_of_processes_goes_on_from_what_another_has_saved(told: dict
 
 def test_sparse_gradients_are_dense_after_their_exchange(told: dict[str, Any]) -> None:
     size, message, *values = told["sparse"]
-    problem = "SparseAdam takes sparse gradients only, but gradients are dense after their exchange between processes"
+    problem = "SparseAdam takes sparse gradients only, but they are dense after their exchange between processes"
     assert message == ("" if size == 1 else f"{problem}. Hint: use torch.optim.Adam, or run in one process.")
     for kind, actual in zip((torch.optim.SGD, torch.optim.Adam), values, strict=True):
         torch.manual_seed(0)

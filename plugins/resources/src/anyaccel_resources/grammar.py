@@ -260,7 +260,9 @@ class Parser:
             return name, value
         if name not in ("mem", "cores", "nodes", "price"):
             options = "mem=64GB, cores=8, nodes=2, sm>=80, price<=2.50"
-            raise self._error(f"{name!r} is not expected here", start, options, "separate alternatives with commas")
+            is_option = self._text[self._at : self._at + 1] == "="
+            hint = "leave it out" if is_option else "separate alternatives with commas"
+            raise self._error(f"{name!r} is not expected here", start, options, hint)
         sign = "<=" if name == "price" else "="
         taken = self._take(sign, blanks=False)
         at, word = self._at, self._word()

@@ -31,20 +31,33 @@ _ELSEWHERE = {
     "v6e": "TPU-V6E",
 }
 _CORES_OF_TWO = ("v4", "v5p")  # the number in the name of a slice counts TensorCores, and a chip has two
-_SLICE = re.compile(r".*?\b\d+g\.(\d+)gb(?:\s*[:=]\s*(\d+))?", re.IGNORECASE)
+_SLICE = re.compile(r".*?(?<!\d)\d+g\.(\d+)gb(?:\s*[:=]\s*(\d+))?", re.IGNORECASE)
 _INDICES = re.compile(r"(?:(gpu|cuda|rocm|tpu)[:_-]?)?(\d{1,3}(?:\s*[,+]\s*\d{1,3})*)", re.IGNORECASE)
+_RANGE = re.compile(r"(gpu|cuda|rocm|tpu):(\d{1,2})-(\d{1,2})", re.IGNORECASE)
 _PARTS = re.compile(r"(?:SXM|PCIe|NVL|OAM)\d?\b|\d+\s?GB?\b", re.IGNORECASE)
 _LONGEST = 200  # the expressions below take the square of the length, and more
 _OPTION = re.compile(r"(mem|cores|nodes)=|price<=", re.IGNORECASE)
+_OPTIONS_ELSEWHERE = {
+    re.compile(r"\b(?:memory|ram)=(\d+)(?:GB?|GiB)?\+?(?=\s|,|$)", re.IGNORECASE): r"mem=\1GB",
+    re.compile(r"\b(?:v?cpus?)=(\d+)\+?(?=\s|,|$)", re.IGNORECASE): r"cores=\1",
+    re.compile(r"\bnum_nodes=(?=\d)", re.IGNORECASE): "nodes=",
+}
 
 
 def rewritten(text: str) -> str | None:
     """Return the request that a text of another system means, None if it is not known. It may not parse."""
     if len(text) > _LONGEST:
         return None
+    between = _RANGE.fullmatch(text.strip())
+    if between:
+        kind, first, last = between.groups()
+        return f"{kind.lower()}:{'+'.join(map(str, range(int(first), int(last) + 1)))}"
     indices = _INDICES.fullmatch(text.strip())
     if indices and (indices.group(1) or not indices.group(2).strip("0").isdigit()):  # gpu0, 0 and 0,1; 2 may be a count
         return f"{(indices.group(1) or 'gpu').lower()}:{'+'.join(re.findall('[0-9]+', indices.group(2)))}"
+    written = text
+    for elsewhere, same in _OPTIONS_ELSEWHERE.items():
+        text = elsewhere.sub(same, text)
     mapping = re.sub(r"[\"']|\s*(?=:)|(?<=:)\s*", "", text.strip())
     inner = mapping[1:-1] if mapping[:1] + mapping[-1:] in ("[]", "{}") else mapping
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])|\||\bor\b(?! more)", inner)]
@@ -60,7 +73,7 @@ def rewritten(text: str) -> str | None:
             wishes.append(f"any {part}")
     joined = ", ".join(wishes)
     joined = f"{{{joined}}}" if mapping.startswith("{") else joined
-    return None if joined == text else joined
+    return None if joined == written else joined
 
 
 def _one(text: str) -> str:
@@ -106,8 +119,9 @@ def _with_count(what: str, number: str) -> str | None:
 
 
 def _option(text: str) -> str | None:
-    """Read `--gres=gpu:a100:2`, `--gpus=2`, `gpu=H100`, `gpu:A10G` and `nvidia.com/gpu: 2`."""
-    found = re.fullmatch(r"(?:-{0,2}(?:gres|gpus?|gpus-per-(?:node|task))\s*=\s*)?(?:gpu:)?(.+?)(?:[:=](\d+))?", text)
+    """Read `--gres=gpu:a100:2`, `--gpus=2`, `gpu=H100`, `gpu:A10G`, `accelerator_type:A100` and `nvidia.com/gpu: 2`."""
+    named = r"-{0,2}(?:gres|gpus?|gpus-per-(?:node|task))\s*=\s*|accelerator_type:"
+    found = re.fullmatch(rf"(?:{named})?(?:gpu:)?(.+?)(?:[:=](\d+))?", text)
     if found is None or found.group(1) == text:
         return None
     what, number = found.groups()

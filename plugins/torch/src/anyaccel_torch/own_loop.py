@@ -276,7 +276,7 @@ class TorchLoop(Loop):
             )
         if self.num_processes > 1 and isinstance(optimizer, torch.optim.SparseAdam):
             raise ConfigError(
-                "SparseAdam takes sparse gradients only, but gradients are dense after their exchange between processes",
+                "SparseAdam takes sparse gradients only, but they are dense after their exchange between processes",
                 hint="use torch.optim.Adam, or run in one process",
             )
         self.accelerator.place(optimizer)
