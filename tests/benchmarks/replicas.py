@@ -170,7 +170,7 @@ def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | Non
         [aa.ModelNode("net", model_of(case), rows.reference())], aa.Optimizer(case.optimizer, lr=1e-3)
     )
     experiment, losses = aa.Experiment(graph), [aa.AppliedLoss("mse", on="net")]
-    sampler = aa.SimpleSampler(case.batch)
+    sampler = aa.SimpleSampler(case.batch, shuffle=True)
 
     def run() -> Seconds:
         clock = Clock()
@@ -195,14 +195,16 @@ def by_hand(
     kind = torch.optim.Adam if case.optimizer == "adam" else torch.optim.SGD
     optimizer = kind(model.parameters(), lr=1e-3, fused=fused or None)
     inputs, targets, part = torch.from_numpy(x), torch.from_numpy(y), case.batch // SIZE
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))  # as the phase does
 
     def epoch() -> Seconds:
         torch.distributed.barrier()
         began = Seconds.now()
         for start in range(RANK * part, len(x), case.batch):
             optimizer.zero_grad()
-            outputs = model(inputs[start : start + part])
-            torch.nn.functional.mse_loss(outputs, targets[start : start + part]).backward()  # type: ignore[no-untyped-call]
+            rows = order[start : start + part]
+            outputs = model(inputs.index_select(0, rows))
+            torch.nn.functional.mse_loss(outputs, targets.index_select(0, rows)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return began.passed()
 
