@@ -86,6 +86,13 @@ FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(vers
 # Small networks crawl where the threads of several processes share a core.
 # And each process in which torch compiles would start another for each core, that imports torch.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+# XLA takes most of the time of JAX's tests to make programs fast that run for milliseconds. `backend(jax)` omits this;
+# `whole`, `kits` and `models` compile as users do.
+# Flags of the user stand last, and win.
+COMPILED_FAST = {
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    f"--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 {os.environ.get('XLA_FLAGS', '')}"
+}
 AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that a test runs in
 WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
 OF_KIT = ("tests/packaging", "tests/contract", "tests/hints", "--ignore=tests/packaging/test_wheels.py")
@@ -423,7 +430,8 @@ def backend(session: nox.Session, plugin: str) -> None:
     One without a backend, or with another plugin's framework, is tested by its own tests alone: the graphs would be
     the same.
     """
-    run_tests_of(session, plugin, {"ANYACCEL_TEST_SHARED": "1"})
+    fast = COMPILED_FAST if plugin == "jax" else {}
+    run_tests_of(session, plugin, {"ANYACCEL_TEST_SHARED": "1", **fast})
 
 
 @nox.session(python=MAIN)
