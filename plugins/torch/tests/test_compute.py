@@ -130,6 +130,9 @@ def test_infer_error_quotes_torch_and_hints_at_the_dtype(backend: TorchBackend) 
     assert backend.infer(nn.Linear(3, 2).to(torch.float64), [spec(3, dtype="float64")], 0) == (
         spec(2, dtype="float64"),
     )
+    for dtype in ("bool", "uint8"):  # whose model there is not
+        with pytest.raises(ShapeError, match=r"Hint: convert the data, array\.astype\('float32'\)"):
+            backend.infer(nn.Linear(3, 2), [spec(3, dtype=dtype)], 0)
     with pytest.raises(ShapeError, match=r"float32\[4\] per sample.*\(2x4 and 3x2\).*Hint: correct the sizes"):
         backend.infer(nn.Linear(3, 2), [spec(4)], 0)
     with pytest.raises(ShapeError, match=r"float32\[3\] and float32\[3\] per sample"):

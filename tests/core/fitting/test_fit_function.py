@@ -8,7 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ColumnError, ConfigError, DataError, PhaseError, ResultError, SplitError, StateError
+from anyaccel.errors import (
+    ColumnError,
+    ConfigError,
+    DataError,
+    PhaseError,
+    ResultError,
+    SourceError,
+    SplitError,
+    StateError,
+)
 
 rng = np.random.default_rng(0)
 A, B = rng.normal(2.0, 3.0, 60), rng.normal(-1.0, 0.5, 60)
@@ -89,6 +98,44 @@ def test_a_loader_is_streamed():
     assert fitted.predict(A[:5, None]).shape == (5, 1)
     with pytest.raises(PhaseError, match=r"of a source of batches, which cannot be split\. Hint: pass the source"):
         fit(batches, features="a", validation=0.2)
+
+
+class Items:
+    """A data set of rows."""
+
+    def __init__(self, *columns: np.ndarray) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, ...]:
+        return tuple(column[i] for column in self.columns)
+
+
+@pytest.mark.parametrize("trained_on", ["arrays", "batches"])
+def test_sources_without_targets_are_predicted_in_their_order(trained_on):
+    x, y = A[:, None], (A - B)[:, None]
+    pairs = [(x[i : i + 20], y[i : i + 20]) for i in (0, 20, 40)]
+    fitted = fit((x, y) if trained_on == "arrays" else (lambda: iter(pairs)), target=None)
+    expected = fitted.predict(x)
+    without = {
+        "batches": [[x[:32]], [x[32:]]],
+        "bare arrays": lambda: iter([x[:32], x[32:]]),
+        "by name": [{"x": x[:32]}, {"x": x[32:]}],
+        "rows": Items(x),
+    }
+    with_targets = {"pairs": pairs, "named": [{"x": x, "y": y}], "rows with targets": Items(x, y)}
+    for name, source in (without | with_targets).items():
+        np.testing.assert_allclose(fitted.predict(source), expected, rtol=1e-6, err_msg=name)
+    with pytest.raises(SourceError, match="has 3 parts for 1 columns"):
+        fitted.predict(lambda: iter([(x, y, y)]))
+    with pytest.raises(SourceError, match="has 1 part for 2 columns"):
+        fitted.evaluate(without["bare arrays"])
+    with pytest.raises(DataError, match=r"differ in length\. Hint: pass rows with one number for each feature"):
+        fitted.predict([[1.0], [2.0, 3.0]])
+    assert fitted.predict([[1.0], [2.0]]).shape == (2, 1)
+    assert fitted.evaluate(lambda: iter(pairs)).loss == pytest.approx(float(np.mean((expected - y) ** 2)), rel=1e-5)
 
 
 def test_integers_are_targets_of_losses_of_numbers():

@@ -200,7 +200,7 @@ def input_hint(
     if is_code_error:
         return "fix the model's code; the full traceback is above"
     other = next((spec.dtype for spec in inputs if dtype not in (None, spec.dtype)), None)
-    if other is not None and "int" in other:
+    if other is not None and ("int" in other or other == "bool"):
         return f"convert the data, array.astype({dtype!r}), or feature_set.cast({{...: {dtype!r}}}, keep_splits=True)"
     if other is not None:
         return f"provide {dtype} inputs if the dtype is the problem, or {convert.format(dtype=other)}"

@@ -16,7 +16,7 @@ from anyaccel import arguments, saved_folder
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, class_hints
-from anyaccel.data import FeatureSet, FeatureSetView
+from anyaccel.data import FeatureSet, FeatureSetView, as_source
 from anyaccel.data.roles import listed
 from anyaccel.errors import ArgumentError, ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
@@ -420,7 +420,15 @@ class FittedModel(AttributeHints):
             return data
         data = readable(data)
         if isinstance(data, list) and data and isinstance(data[0], (list, Real)):
-            data = np.asarray(data)
+            inner = data[0]
+            while isinstance(inner, list) and inner:
+                inner = inner[0]
+            if isinstance(inner, Real):  # otherwise batches
+                try:
+                    data = np.asarray(data)
+                except ValueError as error:
+                    problem = "the rows of a list differ in length"
+                    raise DataError(problem, hint="pass rows with one number for each feature") from error
         check_named(data, self._data.splits)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
@@ -430,7 +438,8 @@ class FittedModel(AttributeHints):
                         "table"
                     )
                     raise DataError(problem, hint="pass a data frame, a list of rows, or the path of a file")
-                return data  # a source that a phase reads
+                source = None if with_target else as_source(self._label, data, self._data, with_target=False)
+                return data if source is None else {self._label: source}  # which a phase reads
             data = new_rows(data, self._columns, with_target=with_target)
         return {self._label: transformed_like(data, self._data)}
 

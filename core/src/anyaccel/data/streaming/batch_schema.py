@@ -25,7 +25,12 @@ class BatchSchema:
     Args:
         roles: Role of each column, by name.
         pads: How to pad columns whose batches differ in length.
+
+    Attributes:
+        extra: Names of columns that a batch may have after the others; they are left out.
     """
+
+    extra: tuple[str, ...] = ()
 
     def __init__(self, roles: Mapping[str, str], pads: Mapping[str, Pad] | None = None) -> None:
         self._roles = roles
@@ -39,7 +44,7 @@ class BatchSchema:
         Raises:
             SourceError: columns that are missing, new, without rows, of unequal length, or of another shape or dtype.
         """
-        parts = batch_parts(position, batch, list(self._roles))
+        parts = batch_parts(position, batch, list(self._roles), self.extra)
         if self._keys is None:
             self._keys = parts.keys
         new = sorted(parts.keys - self._keys)
@@ -128,12 +133,20 @@ class BatchParts:
     keys: frozenset[str]
 
 
-def batch_parts(position: object, batch: Any, names: Sequence[str]) -> BatchParts:
-    """Return the columns `names` of a batch or item; `position` begins messages.
+def batch_parts(position: object, batch: Any, names: Sequence[str], extra: Sequence[str] = ()) -> BatchParts:
+    """Return the columns `names` of a batch or item, which may also have all columns `extra`; `position` begins
+    messages.
 
     Taken by name from mappings, data classes, named tuples and Arrow tables; by position from tuples and lists, one
     part for each name, nested parts in their turn; anything else is the only column.
     """
+    if extra and (not isinstance(batch, list) or _are_columns(batch)):
+        try:
+            parts_of_all = batch_parts(position, batch, [*names, *extra])
+        except SourceError:
+            pass  # it has only the names
+        else:
+            return BatchParts({name: parts_of_all.values[name] for name in names}, parts_of_all.keys)
     named = _named(batch, names)
     if named is not None:
         keys, read = named

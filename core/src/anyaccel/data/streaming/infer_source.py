@@ -22,7 +22,7 @@ from anyaccel.errors import SourceError
 _ARROW = (pa.Array, pa.ChunkedArray)
 
 
-def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
+def as_source(label: str, given: Any, like: Rows, *, with_target: bool = True) -> Source | FeatureSet | None:
     """Return a source for the data of a phase; None for data that is not a source.
 
     Loaders, `tf.data`, functions and other iterables become an `IterableSource`, map-style data sets a `MapSource`. A
@@ -33,6 +33,7 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
         label: Label of the feature set.
         given: The data: a source is returned unchanged; text, rows, and mappings of these or of sources return None.
         like: The rows that the graph is connected to.
+        with_target: Whether targets are read; otherwise they are optional, and left out.
 
     Raises:
         SourceError: data in memory, which must be converted to a feature set first; or an iterable that never ends.
@@ -42,18 +43,25 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
         return given
     if given is None or isinstance(given, (str, Rows)) or (isinstance(given, Mapping) and not _holds_arrays(given)):
         return None
+    target = like.targets if with_target else ()
     if has_table(given) and not computes_rows(given):
         features, pads = _without_masks(like)
-        return FeatureSet.from_arrow(label, given, features, like.targets, pad=pads)
+        return FeatureSet.from_arrow(label, given, features, target, pad=pads)
     hint = "" if computes_rows(given) else data_hint(given)
     if hint:
         raise SourceError(f"a {type(given).__name__} cannot be the data of {label!r}", hint=hint)
     if (hasattr(given, "__iter__") or callable(given)) and not computes_rows(given):
         pads = {name: replace(pad, mask=None) for name, pad in pads_of(like).items()}
-        return IterableSource(label, given, features=like.features, target=like.targets, pad=pads)
+        pads = {name: pad for name, pad in pads.items() if name in (*like.features, *target)}
+        stream = IterableSource(label, given, features=like.features, target=target, pad=pads)
+        stream.leave_out(() if with_target else like.targets)
+        return stream
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         features, pads = _without_masks(like)
-        return MapSource(label, given, features=features, target=like.targets, pad=pads)
+        pads = {name: pad for name, pad in pads.items() if name in (*features, *target)}
+        source = MapSource(label, given, features=features, target=target, pad=pads)
+        source.leave_out(() if with_target else like.targets)
+        return source
     return None
 
 

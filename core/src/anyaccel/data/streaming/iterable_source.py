@@ -7,7 +7,7 @@ import itertools
 import operator
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
@@ -124,6 +124,10 @@ class IterableSource(BatchSource):
         self._was_read = False
         self._random_states = RandomStates(source)
         self.once = self._factory.once
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Accept batches that also have these columns, after the others, such as targets in predictions."""
+        self._schema.extra = tuple(names)
 
     @property
     def steps(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -122,6 +122,10 @@ class MapSource(Source):
         self._lock = threading.Lock()
         self._random_states = RandomStates((dataset, collate))
 
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Accept rows that also have these columns, after the others, such as targets in predictions."""
+        self._batches.extra = tuple(names)
+
     @property
     def rows(self) -> int:
         """Number of rows of the data set, counted when the source was created."""
@@ -167,7 +171,10 @@ class MapSource(Source):
     def _columns(self, numbers: list[int]) -> dict[str, Any]:
         """Return some rows by column name: arrays [n, *shape], or lists of arrays if rows differ in length."""
         items = zip(numbers, self._items(numbers), strict=True)
-        parts = [batch_parts(_RowPosition(self._label, number), item, self._given).values for number, item in items]
+        extra = self._batches.extra
+        parts = [
+            batch_parts(_RowPosition(self._label, number), item, self._given, extra).values for number, item in items
+        ]
         columns: dict[str, Any] = {}
         for name in self._given:
             values = [part[name] for part in parts]
