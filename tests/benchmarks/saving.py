@@ -11,7 +11,8 @@ Every way of loading ends with the values in a model that exists; every way of s
 and the others return before anything is on the disk; anyaccel waits for the disk, which takes little processor time of
 the process. Files are in the page cache when they are read. `ModelGraph.save` and `load` and checkpoints have a
 checksum of every tensor; no other way here does. A checkpoint is written with a copy of the state, so that training
-goes on, and without, as `Checkpoint(wait=True)` does. `ModelGraph.load` also builds a graph, which runs the model once
+goes on, and without, as `Checkpoint(wait=True)` does. The copy is into memory of the previous one, as in all
+checkpoints of a run but the first. `ModelGraph.load` also builds a graph, which runs the model once
 or twice; what that takes stands beside it.
 """
 
@@ -37,7 +38,8 @@ from typing import Any
 import numpy as np
 
 import anyaccel as aa
-from anyaccel.phases.checkpointing.position import Position
+from anyaccel.phases.checkpointing.checkpointer import BackgroundWriter
+from anyaccel.phases.checkpointing.position import Position, live_state_of
 from anyaccel.phases.checkpointing.run_folder import RunFolder
 
 Act = Callable[[], Any]
@@ -60,10 +62,13 @@ def anyaccels(graph: aa.ModelGraph, model: Any, folder: Path) -> tuple[dict[str,
     position = Position(phase="train", epoch=0, number=0)
     run = RunFolder(folder / "run")
     run.lock()
+    writer = BackgroundWriter()
 
     def write_checkpoint(copy: bool) -> None:
         shutil.rmtree(folder / "run" / position.name, ignore_errors=True)
-        run.write(position, {"graph": graph.saved_config()}, graph.state(copy=copy), 1, {})
+        arrays = live_state_of(graph)
+        state = writer.copies(arrays) if copy else dict(arrays)
+        run.write(position, {"graph": graph.saved_config()}, state, 1, {})
 
     def read_checkpoint() -> None:
         found = run.newest()

@@ -136,6 +136,13 @@ class Program(ABC):
         changes.
         """
 
+    def live_optimizer_states(self) -> dict[str, NodeState]:
+        """Return `optimizer_states` to be read at once: the next step may change the tensors.
+
+        By default these are the tensors of `optimizer_states`.
+        """
+        return self.optimizer_states()
+
     def sync_models(self) -> None:
         """Copy the current values into the user's models; by default nothing, for a program that works in place."""
 

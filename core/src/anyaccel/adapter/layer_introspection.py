@@ -175,9 +175,15 @@ class LayerLibrary:
     def _public_attributes(self, part: Any) -> list[str]:
         return [name for name in vars(part) if not name.startswith("_") and self._rank(part, name) == 0]
 
-    def named(self, model: Any, variables: Iterable[Any]) -> dict[str, Any]:
-        """Return variables of a model by the path that leads to each, in the order given."""
-        paths = {id(obj): path for path, obj in self.walk(model) if self.is_variable(obj)}
+    def named(
+        self, model: Any, variables: Iterable[Any], held: Iterable[tuple[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Return variables of a model by the path that leads to each, in the order given.
+
+        `held` is the result of `walk(model)`, if the caller has it.
+        """
+        walked = self.walk(model) if held is None else held
+        paths = {id(obj): path for path, obj in walked if self.is_variable(obj)}
         return unique_names((paths.get(id(v), f"variables.{i}"), v) for i, v in enumerate(variables))
 
     # -- building --------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from anyaccel.graph.state_loading import mapped
 from anyaccel.graph.weight_loading import Change, LoadedWeights, Names
 from anyaccel.html import guarded
 from anyaccel.registry import registry
+from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer
 
 _PART = "graph"  # of a saved folder
@@ -61,10 +62,12 @@ class LiveValues:
     Attributes:
         in_use: Whether a running phase holds them in its programs.
         write_back: Function that updates models and optimizer states.
+        read: Function that updates models, and returns the optimizer states to be read before the next step.
     """
 
     in_use: bool = False
     write_back: Callable[[], None] = _nothing
+    read: Callable[[], Mapping[str, NodeState]] = dict
 
 
 @class_hints
@@ -380,7 +383,7 @@ class ModelGraph(AttributeHints):
         """
         self.live_values.write_back()
         copy = arguments.flag(StateError, "state: ", "copy", copy)
-        return state_dict.state(self, copy_values=copy, copy_slots=copy)
+        return dict(state_dict.entries(self, self.optimizer_states, copy=copy))
 
     def load_state(
         self, given: Mapping[str, Any], *, names: Names = None, change: Change | None = None, strict: bool = True

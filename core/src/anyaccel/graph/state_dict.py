@@ -113,31 +113,33 @@ class OptimizerStates(MutableMapping[str, NodeState]):
         }
 
 
-def state(graph: HasState, *, copy_values: bool = True, copy_slots: bool = True) -> dict[str, np.ndarray]:
-    """Return everything that is needed to continue elsewhere; see `ModelGraph.state` for the names.
+def entries(
+    graph: HasState, optimizer_states: Mapping[str, NodeState], *, copy: bool = False
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield everything that is needed to continue elsewhere, by name; see `ModelGraph.state` for the names.
 
     Nodes that share a model have one entry, under the first label. Fitted estimators are not included: they are Python
     objects of the user, which only pickle could write.
 
     Args:
         graph: The graph.
-        copy_values: False returns parameters and buffers to be read at once, from the models' own memory if possible.
-        copy_slots: False uses the optimizer state as the programs of the running phase returned it; no step changes it
-            and no one may write to it.
+        optimizer_states: The state of the optimizer of each node that has one.
+        copy: False yields arrays to be read at once, on the memory of models and optimizer states if possible.
     """
-    arrays: dict[str, np.ndarray] = {"seed": np.array(graph.seed, dtype=np.int64)}
+    yield "seed", np.array(graph.seed, dtype=np.int64)
     for label in models_of(graph):
-        arrays.update({f"{label}/{name}": array for name, array in values_of(graph, label, copy=copy_values).items()})
-        optimizer = graph.optimizer_states.get(label)
+        for name, array in values_of(graph, label, copy=copy).items():
+            yield f"{label}/{name}", array
+        optimizer = optimizer_states.get(label)
         if optimizer is not None:
-            arrays[f"{label}/{STEP}"] = np.array(optimizer.step, dtype=np.int64)
+            yield f"{label}/{STEP}", np.array(optimizer.step, dtype=np.int64)
             for parameter, slots in optimizer.slots.items():
                 for slot, value in slots.items():
                     array = graph.shapes.backends[label].to_host(value)
-                    arrays[f"{label}/{SLOTS}{slot}/{parameter}"] = np.array(array) if copy_slots else array
-    arrays.update(data_config.transform_arrays(graph.nodes.values()))
-    arrays.update({f"{PROGRESS}{phase}": np.array(epochs, dtype=np.int64) for phase, epochs in graph.progress.items()})
-    return arrays
+                    yield f"{label}/{SLOTS}{slot}/{parameter}", np.array(array) if copy else array
+    yield from data_config.transform_arrays(graph.nodes.values()).items()
+    for phase, epochs in graph.progress.items():
+        yield f"{PROGRESS}{phase}", np.array(epochs, dtype=np.int64)
 
 
 def values_of(graph: HasState, label: str, *, copy: bool = False) -> dict[str, np.ndarray]:

@@ -660,7 +660,7 @@ class Loop(AttributeHints):
                         self._saving.is_overdue = True
         finally:
             if self._saving is not None:
-                self._saving.folder.wait()
+                self._saving.folder.close()
             self._saving = None
             if self._profiling is not None:
                 self._profiling.end()

@@ -120,7 +120,7 @@ class LoopFolder(CheckpointFolder):
                     _check_run(self._storage.subfolder(name), checkpoint, name, self.path)
                     break
             parts, arrays = checkpoint.to_parts()
-            arrays = {name: np.array(array) for name, array in arrays.items()}  # the loop continues during this
+            arrays = self._writer.copies(arrays.items())  # the loop continues during this
 
             def write(pause: Callable[[], object] | None) -> None:
                 saved_folder.write(self._place_of(checkpoint.name), {PART: parts}, arrays, pause=pause)
@@ -128,9 +128,9 @@ class LoopFolder(CheckpointFolder):
 
             self._writer.start(write)
 
-    def wait(self) -> None:
+    def close(self) -> None:
         """Wait until all writing has ended."""
-        self._writer.wait()
+        self._writer.close()
 
     def write_itself(self, checkpoint: LoopCheckpoint) -> None:
         """Write one checkpoint as the folder itself, and wait.

@@ -368,7 +368,9 @@ class PhaseExecution:
         pipeline = _build_pipeline(resolution, graph, phase, learners, run.log_event, group)
         self._programs.callback(pipeline.close, graph.optimizer_states)
         run.attach(pipeline)
-        graph.live_values = LiveValues(True, partial(pipeline.sync_models, graph.optimizer_states))
+        graph.live_values = LiveValues(
+            True, partial(pipeline.sync_models, graph.optimizer_states), pipeline.read_states
+        )
         may_stream = phase.residency != "resident"
         policies, evaluations = list[OutOfMemoryRecovery](), list[Evaluation]()
         for part, loader in zip(parts, loaders, strict=True):

@@ -365,6 +365,9 @@ class ReplicatedProgram(Program, ScalesLosses):
         """Return the optimizer states of the first replica; those of the others are equal."""
         return self._programs[0].optimizer_states()
 
+    def live_optimizer_states(self) -> dict[str, NodeState]:
+        return self._programs[0].live_optimizer_states()
+
     def sync_models(self) -> None:
         """Copy the values of the first replica into the user's models."""
         self._programs[0].sync_models()

@@ -204,11 +204,12 @@ class TensorFlowMemoryFigures(MemoryFigures):
 
 def _variables(model: Any) -> Any:
     from anyaccel_tensorflow.shape_inference import is_built
-    from anyaccel_tensorflow.variables import model_variables
+    from anyaccel_tensorflow.variables import keras, model_variables
 
-    if not is_built(model):
+    held = list(keras().walk(model))
+    if not is_built(model, held):
         raise not_built_error(model)
-    return model_variables(model)
+    return model_variables(model, held)
 
 
 def _spec_of(variable: Any) -> TensorSpec:

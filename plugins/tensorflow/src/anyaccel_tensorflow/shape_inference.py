@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -103,9 +103,13 @@ def parameter_dtype(model: Any) -> str | None:
     return None
 
 
-def is_built(model: Any) -> bool:
-    """Whether a model has its variables, to the extent that can be known: a tf.Module may create them at any time."""
-    if any(isinstance(part, SpecModel) and not part.is_built for part in variables.parts(model)):
+def is_built(model: Any, held: Iterable[tuple[str, Any]] | None = None) -> bool:
+    """Whether a model has its variables, to the extent that can be known: a tf.Module may create them at any time.
+
+    `held` is the result of `keras().walk(model)`, if the caller has it.
+    """
+    walked = keras().walk(model) if held is None else held
+    if any(isinstance(part, SpecModel) and not part.is_built for _, part in walked):
         return False
     return bool(model.built) if keras().is_layer(model) else True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -85,17 +85,20 @@ def write(variable: Any, value: Any) -> None:
         inner.assign(tf.identity(value))
 
 
-def model_variables(model: Any) -> ModelVariables:
+def model_variables(model: Any, held: Iterable[tuple[str, Any]] | None = None) -> ModelVariables:
     """Return a built model's variables by the path of attributes that leads to each, without leading underscores.
 
     Parameters are those that gradients can train: the `trainable_variables` of a Keras layer, of other models the
     floating and complex variables that are `trainable`. All others are buffers.
+
+    `held` is the result of `keras().walk(model)`, if the caller has it.
     """
+    held = keras().walk(model) if held is None else held
     if keras().is_layer(model):
-        named = keras().named(model, model.variables)
+        named = keras().named(model, model.variables, held)
         trained = {id(variable) for variable in model.trainable_variables}
     else:
-        pairs = ((path or "value", obj) for path, obj in keras().walk(model) if keras().is_variable(obj))
+        pairs = ((path or "value", obj) for path, obj in held if keras().is_variable(obj))
         named = unique_names(pairs)
         trained = {id(variable) for variable in named.values() if variable.trainable}
     dtypes = {id(variable): tf.as_dtype(variable.dtype) for variable in named.values()}

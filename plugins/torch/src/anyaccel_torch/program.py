@@ -646,6 +646,9 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         """Return copies of the optimizer states, or, after `close`, the tensors themselves."""
         return self._final if self._final is not None else self._states(copies=True)
 
+    def live_optimizer_states(self) -> dict[str, NodeState]:
+        return self._final if self._final is not None else self._states(copies=False)
+
     def close(self) -> dict[str, NodeState]:
         """End the program; modes, `requires_grad` flags and torch's random state are restored to those at `build`."""
         if self._final is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from itertools import count
@@ -115,3 +116,38 @@ def test_a_file_written_with_pauses_is_the_same_file(size: int) -> None:
     assert tensor_file.write(paced, arrays, pause=lambda: pauses.append(1)) == expected
     assert paced.getvalue() == plain.getvalue()
     assert len(pauses) == -(-size * 4 // 2**20) + 1
+
+
+def test_copies_use_the_memory_of_the_previous_ones_where_it_fits(writer: BackgroundWriter) -> None:
+    first = writer.copies([("w", np.arange(6.0).reshape(2, 3)), ("b", np.arange(3)), ("gone", np.ones(2))])
+    second = writer.copies(
+        [("w", np.arange(6.0).reshape(3, 2).T), ("b", np.arange(4)), ("n", np.array(7)), ("e", np.ones((0, 2)))]
+    )
+    assert np.shares_memory(first["w"], second["w"])
+    assert second["w"].tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert second["b"].tolist() == [0, 1, 2, 3]
+    assert first["b"].tolist() == [0, 1, 2]
+    assert (int(second["n"]), second["e"].shape) == (7, (0, 2))
+    assert set(second) == {"w", "b", "n", "e"}
+
+
+def test_a_copy_waits_for_the_function_that_reads_the_previous_one(writer: BackgroundWriter) -> None:
+    array, read = np.zeros(4), []
+    copies, go = writer.copies([("w", array)]), threading.Event()
+
+    def write(pause: Callable[[], object] | None) -> None:
+        go.wait(10)
+        read.append(copies["w"].tolist())
+
+    writer.start(write)
+    array += 1
+    threading.Timer(0.05, go.set).start()
+    assert writer.copies([("w", array)])["w"].tolist() == [1, 1, 1, 1]
+    assert read == [[0, 0, 0, 0]]
+
+
+def test_a_closed_writer_holds_no_copies(writer: BackgroundWriter) -> None:
+    copy = weakref.ref(writer.copies([("w", np.zeros(4))])["w"])
+    assert copy() is not None
+    writer.close()
+    assert copy() is None

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -30,11 +30,11 @@ from anyaccel.phases.checkpointing.position import (
     different_settings,
     frameworks_of,
     graph_part,
+    live_state_of,
     load_callback_states,
     optimizers_of,
     sample_of,
     settings_of,
-    state_of,
     translated,
 )
 from anyaccel.phases.checkpointing.run_folder import RunFolder
@@ -276,7 +276,7 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the current write, and release the folder and the signal handlers."""
         try:
-            self._guarded(self._writer.wait)
+            self._guarded(self._writer.close)
         finally:
             self._folder.unlock()
             if self._termination is not None:
@@ -332,13 +332,14 @@ class Checkpointer:
         pauses = 0.0 if is_last or checkpoint.wait else seconds * _PAUSES_OF_INTERVAL
         graph = self._run.graph
         versions = versions_of(graph.shapes.backends.values())
-        state = state_of(graph, copy=not checkpoint.wait)  # nothing changes it while the run waits
-        write = partial(self._folder.write, position, self._parts, state, checkpoint.keep, versions)
+        arrays = live_state_of(graph)  # of shards, in all processes
         self._written = position.name
         if not self._writes:
             return
-        self._guarded(partial(self._writer.start, write, pauses))
-        if checkpoint.wait:
+        self._guarded(self._writer.wait)  # for the copies of the previous checkpoint
+        state = dict(arrays) if checkpoint.wait else self._writer.copies(arrays)
+        self._writer.start(partial(self._folder.write, position, self._parts, state, checkpoint.keep, versions), pauses)
+        if checkpoint.wait:  # nothing changes the state meanwhile
             self._guarded(self._writer.wait)
 
     def _guarded(self, act: Callable[[], object]) -> None:
@@ -412,11 +413,31 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._hurry = threading.Event()
+        self._copies: dict[str, np.ndarray] = {}
 
     @property
     def is_busy(self) -> bool:
         """Whether a function is running."""
         return self._thread is not None and self._thread.is_alive()
+
+    def copies(self, arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return copies of arrays by name for the next function, in the memory of the previous copies, if they fit.
+
+        The system clears every page of new memory, which takes several times as long as copying. `close` releases it.
+
+        Raises:
+            Exception: the exception of the previous function, which reads the previous copies until it has ended.
+        """
+        self.wait()
+        previous, self._copies = self._copies, {}
+        for name, array in arrays:
+            copy = previous.pop(name, None)
+            if copy is None or (copy.shape, copy.dtype) != (array.shape, array.dtype):
+                memory = bytearray(array.nbytes)  # np.empty asks for huge pages, which can take seconds to find
+                copy = np.ndarray(array.shape, array.dtype, buffer=memory)
+            np.copyto(copy, array)
+            self._copies[name] = copy
+        return dict(self._copies)
 
     def start(self, write: Write, pauses: float = 0.0) -> None:
         """Call a function as soon as the previous one has ended.
@@ -448,6 +469,17 @@ class BackgroundWriter:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def close(self) -> None:
+        """Wait, and release the memory of the copies.
+
+        Raises:
+            Exception: the exception of the function.
+        """
+        try:
+            self.wait()
+        finally:
+            self._copies.clear()
 
     def _run(self, write: Write, pause: Callable[[], object] | None) -> None:
         try:

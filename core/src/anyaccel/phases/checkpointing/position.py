@@ -443,19 +443,19 @@ class BestState:
             now = run.snapshot()
             run.restore(snapshot)
             try:
-                self._made = snapshot, state_of(run.graph)
+                self._made = snapshot, run.graph.state()
             finally:
                 run.restore(now)
         return self._made[1]
 
 
-def state_of(graph: ModelGraph, *, copy: bool = True) -> dict[str, np.ndarray]:
-    """Return the state of a graph, copied once: later steps of a running phase do not change it.
-
-    Without `copy`, they may.
-    """
-    graph.live_values.write_back()
-    return state_dict.state(graph, copy_values=copy, copy_slots=copy and not graph.live_values.in_use)
+def live_state_of(graph: ModelGraph) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the state of a graph by name, to be read at once: the next step of a running phase may change it."""
+    states = state_dict.OptimizerStates()
+    states.nodes = graph.nodes
+    states.update(graph.optimizer_states)
+    states.update(graph.live_values.read())
+    return state_dict.entries(graph, states)
 
 
 def frameworks_of(run: Run) -> dict[str, str]:

@@ -276,7 +276,7 @@ class Pipeline:
         counts = [0]
         for stage in self._stages:
             before = stage.segment.states
-            for label, state in stage.program.optimizer_states().items():
+            for label, state in stage.program.live_optimizer_states().items():
                 counts.append(state.step - (before[label].step if label in before else 0))
         return max(counts) + sum(scaling.n_skipped for scaling in self.loss_scalings)
 
@@ -313,6 +313,14 @@ class Pipeline:
         self.sync_values()
         for stage in self._stages:
             states.update(stage.program.optimizer_states())
+
+    def read_states(self) -> dict[str, NodeState]:
+        """Copy the current values to the user's models; return the optimizer states to be read before the next step."""
+        self.sync_values()
+        states: dict[str, NodeState] = {}
+        for stage in self._stages:
+            states |= stage.program.live_optimizer_states()
+        return states
 
     def sync_values(self) -> None:
         """Copy the current values to the user's models; if they are sharded, all processes do so together."""
