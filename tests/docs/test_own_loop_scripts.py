@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / "docs/examples/own-loop"
 PAGE = HERE.parents[1] / "docs/how-to/coming-from-accelerate.md"
 NAMES = ("image_classification", "gradient_accumulation", "checkpointing", "gan")
-ARGUMENTS = {"checkpointing": ["2", "4"]}  # numbers of epochs: it is run, and resumed
+ARGUMENTS = {"checkpointing": "2,4"}  # numbers of epochs: it is run, and resumed
 NUMBER = re.compile(r"-?\d+\.\d+|\d+")
 
 
@@ -47,27 +47,51 @@ def test_the_page_says_how_many(name: str) -> None:
     assert [int(cell) for cell in row.split("|")[3:5]] == [len(written), len(gone)]
 
 
-def results(name: str, kind: str, folder: Path, size: int) -> tuple[str, list[dict[str, np.ndarray]]]:
-    """What a script prints, and the weights that each process ends with."""
-    folder.mkdir()
+Results = tuple[str, list[dict[str, np.ndarray]]]
+"""What a script prints in all processes, and the weights that each ends with."""
+
+
+def results(kinds: tuple[str, ...], folder: Path, size: int) -> dict[str, Results]:
     launcher = ["-m", "anyaccel", "run", "--replicas", str(size)] if size > 1 else []
-    arguments = ["4"] if kind == "plain" else ARGUMENTS.get(name, [])
-    script = str(FOLDER / f"{name}_{kind}.py")
-    command = [sys.executable, *launcher, str(HERE / "own_loop_script.py"), script, str(folder), *arguments]
+    scripts = [
+        f"{FOLDER / f'{name}_{kind}.py'}={'4' if kind == 'plain' else ARGUMENTS.get(name, '')}"
+        for name in NAMES
+        for kind in kinds
+    ]
+    command = [sys.executable, *launcher, str(HERE / "own_loop_script.py"), str(folder), *scripts]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False, env=env)
     assert answer.returncode == 0, answer.stderr
-    return answer.stdout, [dict(np.load(folder / f"weights-{rank}.npz")) for rank in range(size)]
+    return {
+        f"{name}_{kind}": (
+            "".join((folder / f"{name}_{kind}/printed-{rank}.txt").read_text("utf-8") for rank in range(size)),
+            [dict(np.load(folder / f"{name}_{kind}/weights-{rank}.npz")) for rank in range(size)],
+        )
+        for name in NAMES
+        for kind in kinds
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """Of one process."""
+    return results(("plain", "loop"), tmp_path_factory.mktemp("alone"), 1)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """Of two processes."""
+    return results(("loop",), tmp_path_factory.mktemp("together"), 2)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers_are_those_of_the_plain_loop(name: str, tmp_path: Path) -> None:
-    printed, (weights,) = results(name, "plain", tmp_path / "plain", 1)
+def test_numbers_are_those_of_the_plain_loop(
+    name: str, alone: dict[str, Results], together: dict[str, Results]
+) -> None:
+    printed, (weights,) = alone[f"{name}_plain"]
     assert weights and len(printed.splitlines()) >= 3
-    for size in (1, 2):
-        others, of_processes = results(name, "loop", tmp_path / str(size), size)
+    for others, of_processes in (alone[f"{name}_loop"], together[f"{name}_loop"]):
         assert NUMBER.sub("", others) == NUMBER.sub("", printed)
         numbers, expected = (np.array(NUMBER.findall(text), float) for text in (others, printed))
         np.testing.assert_allclose(numbers, expected, rtol=1e-6, atol=1e-6)
