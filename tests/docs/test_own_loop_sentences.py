@@ -72,8 +72,10 @@ SENTENCES: dict[str, dict[str, tuple[str, ...] | str]] = {
     },
     "6 one exchange an update": {
         "torch": ("loop::test_gradients_are_exchanged_once_an_update",),
-        "jax": NO
-        + "a loader joins the batches of an update, and a compiled step is one update; XLA places its exchanges",
+        # test_a_step_exchanges_gradients_once_if_it_computes_the_batches_of_an_update_at_once counts both
+        "jax": "not held: with accumulate=4, XLA exchanges gradients four times, in the loop over micro-batches, and "
+        "once if value_and_grad(loss, accumulate=1) computes them at once; sums of each process alone would change "
+        "losses that mix the rows of a micro-batch, such as over batch normalization",
         "tensorflow": ("loop::test_gradients_are_exchanged_once_an_update",),
     },
     "7 leaving a loop, and evaluation, within a window": {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -331,6 +332,23 @@ def own_steps() -> Result:
     return {"losses": losses, "traces": traces, "steps": loop.step}
 
 
+def exchanges() -> Result:
+    """How often an update of four batches exchanges the gradients of `a`: in a loop over the batches, and at once."""
+    loop = Loop("cpu", framework="jax", accumulate=4)
+    params, loader = loop.prepare(parameters(), Rows(192, 24))
+    x, y = next(iter(loader))
+    counts = {}
+    for n_micro in (4, 1):
+        grads_of = loop.value_and_grad(mean_loss, accumulate=n_micro)
+        program = jax.jit(grads_of.__call__).lower(params, x, y).compile().as_text()
+        assert ("known_trip_count" in program) is (n_micro > 1)
+        parts = re.split(r"\n(?=\S)", program)  # the entry, the body of the loop and others
+        found = [len(re.findall(r" = .*\[(?:5,8|8,5)\].* all-reduce(?:-start)?\(", part)) for part in parts]
+        times = [1 if part.startswith("ENTRY") else n_micro for part in parts]
+        counts[str(n_micro)] = sum(a * b for a, b in zip(found, times, strict=True))
+    return {"exchanges": counts, "rows": len(x)}
+
+
 def values() -> Result:
     """What is gathered, added up and told."""
     loop = Loop("cpu", framework="jax")
@@ -437,7 +455,7 @@ CASES = {
     case.__name__: case
     for case in (
         ragged, one_row, tokens, accumulated, micro_batches, several_counts, padded, divided, bf16, modules,
-        own_steps, values, refused, interrupted, twice, adversaries, tokenless,
+        own_steps, values, refused, interrupted, twice, adversaries, tokenless, exchanges,
     )
 }  # fmt: skip
 

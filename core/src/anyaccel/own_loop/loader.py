@@ -22,7 +22,7 @@ from anyaccel.phases.loading.source_loader import SourceRandomness
 from anyaccel.registry import registry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each batch, which takes several times as long then
 class Share:
     """The rows of a batch that one process has.
 

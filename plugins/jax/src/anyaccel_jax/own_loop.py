@@ -731,7 +731,7 @@ class _Padding:
         self.mask, self.is_read = mask, False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _JaxShare(Share):
     padding: _Padding | None = None
 
@@ -905,7 +905,12 @@ def _rows_of(batch: Any) -> int | None:
 
 def _holds_arrays(batch: Any) -> bool:
     """Return whether a batch is a plain tuple or list of arrays, which needs no search."""
-    return type(batch) in (tuple, list) and len(batch) > 0 and all(type(item) is np.ndarray for item in batch)
+    if type(batch) not in (tuple, list):
+        return False
+    for item in batch:  # not all(...), whose generator costs as much as the rest of a small batch
+        if type(item) is not np.ndarray:
+            return False
+    return len(batch) > 0
 
 
 def _check_preparable(value: Any) -> None:
