@@ -461,8 +461,11 @@ def _length(loader: Any) -> int | None:
 
 def rows_of(batch: Any) -> int | None:
     """Return the number of rows of a batch: those of its first tensor or array, or the length of its first list."""
-    registered = registry()
-    for leaf in leaves(batch, registered.owners):
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    shape = getattr(first, "shape", None)
+    if shape is not None and len(shape):  # found without a walk through the batch, in every step
+        return int(shape[0])
+    for leaf in leaves(batch, registry().owners):
         shape = getattr(leaf, "shape", None)
         if shape is not None and len(shape):
             return int(shape[0])

@@ -934,9 +934,6 @@ class TensorLoader(LoopLoader):
         self._stand_in_rows = int(torch.is_grad_enabled())
         return super().__iter__()
 
-    def _rows_of(self, batch: Any) -> int | None:
-        return batch[0].size(0) if _is_plain(batch) else super()._rows_of(batch)
-
     def _take_rows(self, batch: Any, rows: slice, n_rows: int) -> Any:
         if _is_plain(batch) and all(part.size(0) == n_rows for part in batch):
             return type(batch)([part[rows] for part in batch])
