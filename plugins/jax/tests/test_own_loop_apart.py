@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes_apart import check_end, results_of
 
 SCRIPT = Path(__file__).with_name("own_loop_apart.py")
 IN_ALL = {
@@ -38,18 +34,9 @@ ENDS = {
 """By case, what is printed where all processes end."""
 
 
-def run(folder: Path, cases: str, seconds: str = "60") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(SCRIPT), str(folder), cases]
-    env = {**os.environ, "ANYACCEL_REPLICA_TIMEOUT": seconds}
-    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env)
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("apart")
-    done = run(folder, ",".join(IN_ALL))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return results_of(SCRIPT, tmp_path_factory.mktemp("apart"), IN_ALL)
 
 
 @pytest.mark.slow
@@ -64,8 +51,6 @@ def test_all_processes_have_an_error_and_go_on(told: list[dict[str, Any]], case:
     "case", [pytest.param(case, marks=() if case == "alone" else pytest.mark.whole) for case in ENDS]
 )
 def test_all_end_soon(case: str, tmp_path: Path) -> None:
-    began = time.monotonic()
-    done = run(tmp_path, case, "8" if case in ("alone", "hangs", "leaves") else "60")
-    assert done.returncode != 0
-    assert re.search(ENDS[case], " ".join(done.stderr.split())), done.stderr[-3000:]
-    assert time.monotonic() - began < 300 and not (tmp_path / "alone").exists()
+    timeout = "8" if case in ("alone", "hangs", "leaves") else "60"
+    check_end(SCRIPT, str(tmp_path), case, error=ENDS[case], timeout=timeout, seconds=300)
+    assert not (tmp_path / "alone").exists()

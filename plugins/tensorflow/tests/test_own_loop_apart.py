@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes_apart import check_end, results_of
 
 SCRIPT = Path(__file__).with_name("own_loop_apart.py")
 _spec: Any = importlib.util.spec_from_file_location("own_loop_script", SCRIPT.with_name("own_loop_script.py"))
@@ -45,18 +41,9 @@ ENDS = {
 """By case, what is printed where all processes end."""
 
 
-def run(folder: Path, cases: str, seconds: str = "60") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(SCRIPT), str(folder), cases]
-    env = {**os.environ, "ANYACCEL_REPLICA_TIMEOUT": seconds}
-    return subprocess.run(command, capture_output=True, text=True, timeout=560, check=False, env=env)
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("apart")
-    done = run(folder, ",".join(IN_ALL))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return results_of(SCRIPT, tmp_path_factory.mktemp("apart"), IN_ALL)
 
 
 @pytest.mark.slow
@@ -71,11 +58,10 @@ def test_all_processes_have_an_error_and_go_on(told: list[dict[str, Any]], case:
     "case", [pytest.param(case, marks=() if case == "alone" else pytest.mark.whole) for case in ENDS]
 )
 def test_all_end_soon(case: str, tmp_path: Path) -> None:
-    began = time.monotonic()
-    done = run(tmp_path, case, "8" if case in ("alone", "hangs") else "60")
-    assert done.returncode != 0
-    assert re.search(ENDS[case], " ".join(done.stderr.split())), done.stderr[-3000:]
-    assert time.monotonic() - began < 300 and not (tmp_path / "alone").exists()
+    check_end(
+        SCRIPT, str(tmp_path), case, error=ENDS[case], timeout="8" if case in ("alone", "hangs") else "60", seconds=300
+    )
+    assert not (tmp_path / "alone").exists()
 
 
 # -- out of memory -----------------------------------------------------------------------------------------------------
@@ -83,10 +69,7 @@ def test_all_end_soon(case: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("memory")
-    done = run(folder, ",".join([*MEMORY, "never"]), "120")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return results_of(SCRIPT, tmp_path_factory.mktemp("memory"), [*MEMORY, "never"], "120")
 
 
 def by_hand() -> tuple[list[float], list[Any]]:

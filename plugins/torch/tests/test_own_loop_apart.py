@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from processes_apart import check_end
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 SCRIPT = Path(__file__).with_name("own_loop_apart.py")
@@ -41,10 +37,6 @@ SAMPLE = ("length", "by hand", "killed")
     "case", [pytest.param(case, marks=() if case in SAMPLE else pytest.mark.whole) for case in ERRORS]
 )
 def test_all_end_soon_with_an_error_that_says_why(case: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(SCRIPT), case, str(tmp_path / "a")]
-    began = time.monotonic()
-    env = {**os.environ, "ANYACCEL_REPLICA_TIMEOUT": "5" if case in ("alone", "hangs") else "60"}
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
-    assert answer.returncode != 0
-    assert re.search(ERRORS[case], re.sub(r"\s+", " ", answer.stderr)), answer.stderr
-    assert time.monotonic() - began < 150 and not (tmp_path / "a").exists()
+    timeout = "5" if case in ("alone", "hangs") else "60"
+    check_end(SCRIPT, case, str(tmp_path / "a"), error=ERRORS[case], timeout=timeout, seconds=150)
+    assert not (tmp_path / "a").exists()
