@@ -60,6 +60,7 @@ class LayerLibrary:
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        self._holders: dict[type, bool] = {}
 
     # -- kinds of objects ------------------------------------------------------------------------------------------
 
@@ -136,35 +137,44 @@ class LayerLibrary:
                 continue
             seen[id(obj)] = obj  # kept alive, so that no other object gets the same id
             yield path, obj
-            if not self.is_variable(obj):
+            kind = obj.__class__
+            if kind not in self._holders:  # most objects of a layer hold nothing, and are of few classes
+                self._holders[kind] = not self.is_variable(obj) and self.has_children(obj)
+            if self._holders[kind]:
                 prefix = f"{path}." if path else ""
                 held = [(name, child) for name, child in self.children(obj) if type(child) not in _PLAIN]
                 waiting += [(f"{prefix}{name.lstrip('_')}", child) for name, child in reversed(held)]
 
+    def has_children(self, obj: Any) -> bool:
+        """Return whether an object is of a class with `children`."""
+        return isinstance(obj, (list, tuple, Mapping)) or self.is_random(obj) or self.is_part(obj)
+
     def children(self, obj: Any) -> Iterator[tuple[str, Any]]:
         """Yield the contents of a container, a random generator or a part, by name; a part's numbers are left out."""
-        if isinstance(obj, Mapping):
-            yield from ((str(key), child) for key, child in obj.items())
-        elif isinstance(obj, (list, tuple)):
+        if isinstance(obj, (list, tuple)):
             yield from ((str(i), child) for i, child in enumerate(obj))
+        elif isinstance(obj, (dict, Mapping)):  # the second takes long to ask for
+            yield from ((str(key), child) for key, child in obj.items())
         elif self.is_random(obj):
             yield "state", obj.state
         elif self.is_part(obj):
             if self.is_functional(obj) or self.is_sequential(obj):  # their layers have no attributes of their own
                 yield "layers", list(obj.layers)
             held = [item for item in self.attributes(obj).items() if type(item[1]) not in _PLAIN]
-            yield from sorted(held, key=lambda item: self._rank(obj, item[0]))
+            bookkeeping = self._bookkeeping(obj)
+            yield from sorted(held, key=lambda item: self._rank(item[0], bookkeeping))
 
     def attributes(self, part: Any) -> Mapping[str, Any]:
         """Return the attributes of a part that are searched."""
         held: Mapping[str, Any] = vars(part)
         return held
 
-    def _rank(self, part: Any, name: str) -> int:
+    def _bookkeeping(self, part: Any) -> frozenset[str]:
+        return self.layer_attributes if self.is_layer(part) else frozenset()
+
+    def _rank(self, name: str, bookkeeping: frozenset[str]) -> int:
         """Return the user's attributes first, then private ones, then bookkeeping."""
-        if name.startswith(self.hidden_prefixes) or (self.is_layer(part) and name in self.layer_attributes):
-            return 2
-        return int(name.startswith("_"))
+        return 2 if name.startswith(self.hidden_prefixes) or name in bookkeeping else int(name.startswith("_"))
 
     def attribute_snapshot(self, model: Any) -> AttributeSnapshot:
         """Return the user's attributes of all parts of a model that has its variables, which a trial call may
@@ -173,7 +183,8 @@ class LayerLibrary:
         return AttributeSnapshot((part for _, part in self.walk(model) if self.is_part(part)), self._public_attributes)
 
     def _public_attributes(self, part: Any) -> list[str]:
-        return [name for name in vars(part) if not name.startswith("_") and self._rank(part, name) == 0]
+        bookkeeping = self._bookkeeping(part)
+        return [name for name in vars(part) if self._rank(name, bookkeeping) == 0]
 
     def named(
         self, model: Any, variables: Iterable[Any], held: Iterable[tuple[str, Any]] | None = None
@@ -182,8 +193,10 @@ class LayerLibrary:
 
         `held` is the result of `walk(model)`, if the caller has it.
         """
+        variables = list(variables)
+        searched = set(map(id, variables))
         walked = self.walk(model) if held is None else held
-        paths = {id(obj): path for path, obj in walked if self.is_variable(obj)}
+        paths = {id(obj): path for path, obj in walked if id(obj) in searched}
         return unique_names((paths.get(id(v), f"variables.{i}"), v) for i, v in enumerate(variables))
 
     # -- building --------------------------------------------------------------------------------------------------

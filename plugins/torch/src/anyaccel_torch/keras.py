@@ -22,6 +22,10 @@ from anyaccel.adapter.layer_introspection import LayerLibrary, seeded_host_gener
 class TorchLayers(LayerLibrary):
     """Keras on torch, whose layers hold torch's modules and are held by them."""
 
+    def has_children(self, obj: Any) -> bool:
+        """Return whether an object is of a class with `children`: of a module, too."""
+        return isinstance(obj, nn.Module) or super().has_children(obj)
+
     def children(self, obj: Any) -> Iterator[tuple[str, Any]]:
         """Yield the contents of a part; for a module that is not a layer, its submodules."""
         is_plain = isinstance(obj, nn.Module) and not self.is_layer(obj)
