@@ -60,7 +60,6 @@ class LayerLibrary:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self._holders: dict[type, bool] = {}
 
     # -- kinds of objects ------------------------------------------------------------------------------------------
 
@@ -130,6 +129,7 @@ class LayerLibrary:
         Paths are joined by dots, without leading underscores: `layers.0.kernel`.
         """
         seen: dict[int, Any] = {}
+        holders: dict[type, bool] = {}  # most objects of a layer hold nothing, and are of few classes
         waiting = [("", obj)]
         while waiting:
             path, obj = waiting.pop()
@@ -138,9 +138,9 @@ class LayerLibrary:
             seen[id(obj)] = obj  # kept alive, so that no other object gets the same id
             yield path, obj
             kind = obj.__class__
-            if kind not in self._holders:  # most objects of a layer hold nothing, and are of few classes
-                self._holders[kind] = not self.is_variable(obj) and self.has_children(obj)
-            if self._holders[kind]:
+            if kind not in holders:
+                holders[kind] = not self.is_variable(obj) and self.has_children(obj)
+            if holders[kind]:
                 prefix = f"{path}." if path else ""
                 held = [(name, child) for name, child in self.children(obj) if type(child) not in _PLAIN]
                 waiting += [(f"{prefix}{name.lstrip('_')}", child) for name, child in reversed(held)]
