@@ -23,6 +23,7 @@ optax = pytest.importorskip("optax")
 import jax.numpy as jnp  # noqa: E402
 
 from anyaccel.device import Device  # noqa: E402
+from anyaccel_distributed.processes import free_port  # noqa: E402
 from anyaccel_jax import runtime_config  # noqa: E402
 from anyaccel_jax.backend import JaxBackend  # noqa: E402
 from anyaccel_jax.error_translation import translate_errors  # noqa: E402
@@ -295,12 +296,6 @@ except FrameworkError as error:
     print(error.hint)
 join_cluster(int(os.environ['RANK']), int(os.environ['WORLD_SIZE']))  # without jax.distributed.initialize()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def replicas(script: str, ranks: Sequence[int] = (0, 1), **settings: str) -> list[str]:

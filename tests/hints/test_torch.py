@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import warnings
@@ -33,6 +32,7 @@ from anyaccel.segment import (  # noqa: E402
     TensorSpec,
 )
 from anyaccel.specs import Loss  # noqa: E402
+from anyaccel_distributed.processes import free_port  # noqa: E402
 from anyaccel_torch import TorchSchedule  # noqa: E402
 from anyaccel_torch.backend import TorchBackend  # noqa: E402
 from anyaccel_torch.compiling import steps, strategies, toolchain_check  # noqa: E402
@@ -649,9 +649,7 @@ def test_in_a_process_of_its_own(file: str, settings: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("bucket", "tests"), [("0.002", ""), ("inf", "twice")])
 def test_in_two_processes(bucket: str, tests: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | place
     kept["ANYACCEL_TORCH_BUCKET_MB"] = bucket
     file = str(Path(__file__).with_name("test_torch_replicas.py"))

@@ -40,18 +40,18 @@ def test_each_process_gets_its_rank_and_the_same_address(tmp_path: Path) -> None
 
 def test_ports_after_the_one_where_all_meet_are_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bound, asked = socket.socket.bind, []
-    refusals: list[Exception] = [OverflowError("bind(): port must be 0-65535."), OSError("in use")]
+    refusals = [OSError("in use"), OSError("in use")]
 
     def bind(self: socket.socket, address: tuple[str, int]) -> None:
-        if address[1] and refusals:
+        if refusals:
             raise refusals.pop()
         bound(self, address)
-        asked.append(self.getsockname()[1])
+        asked.append(address[1])
 
     monkeypatch.setattr(socket.socket, "bind", bind)
     assert run_replicas([sys.executable, "-c", TELL, str(tmp_path)], 1) == 0
     port = int(json.loads((tmp_path / "0").read_text())["MASTER_PORT"])
-    assert len(asked) == 5 and asked[2:] == [port, port + 1, port + 2]
+    assert not refusals and asked[-3:] == [port, port + 1, port + 2] and 20_000 <= port < 32_000
 
 
 def test_threads_are_shared_out_unless_they_are_set(tmp_path: Path) -> None:

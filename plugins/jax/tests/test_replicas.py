@@ -20,6 +20,7 @@ from flax import nnx
 import anyaccel as aa
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel_distributed import join
+from anyaccel_distributed.processes import free_port
 from anyaccel_jax import SequentialMLP, runtime_config
 from anyaccel_jax.replica_group import join_cluster, on_host, own_gpu
 
@@ -30,13 +31,6 @@ TIMEOUT = 600 if FULL else 240  # four processes on two cores compile everything
 WAYS = "plain,weighed,sourced,fixed,accumulated" if FULL else "plain,weighed,sourced"
 """Where everything is tested, `plain` has 105 steps."""
 DIVIDED = "divided,divided_calls,normalized,scaled" if FULL else "divided,scaled"
-
-
-def free_port() -> int:
-    """A port that is free, and the one after it, where JAX meets."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1]) - 1
 
 
 def started(folder: Path, size: int) -> list[subprocess.CompletedProcess[str]]:

@@ -9,7 +9,6 @@ import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel_distributed import join
+from anyaccel_distributed.processes import free_port
 from anyaccel_tensorflow import runtime_config
 from anyaccel_tensorflow.replica_group import addresses_of_all, join_cluster
 
@@ -31,13 +31,6 @@ FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 WHOLE = pytest.mark.skipif(not FULL, reason="a sample is run")
 SIZES = [2, pytest.param(4, marks=WHOLE)]
 WAYS = "plain,weighed,accumulated,fixed" if FULL else "plain,weighed"
-
-
-def free_port() -> int:
-    """A port that is free, two after the one of the launcher."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1]) - 2
 
 
 def started(folder: Path, size: int, ways: str) -> list[subprocess.CompletedProcess[str]]:

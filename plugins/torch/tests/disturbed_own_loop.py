@@ -14,7 +14,6 @@ import random
 import runpy
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -23,6 +22,8 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from anyaccel_distributed.processes import free_port
 
 PATIENCE = 120.0
 """Seconds in which processes end, after one of them was disturbed, or come to the end of the loop."""
@@ -108,9 +109,7 @@ class Disturbed:
         return run
 
     def _begin(self, run: Path, *, undisturbed: bool = False) -> list[int]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         return [fork(run, rank, self._size, port, undisturbed=undisturbed) for rank in range(self._size)]
 
     def _disturb(self, pids: list[int], run: Path) -> bool:

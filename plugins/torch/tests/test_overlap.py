@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from anyaccel.errors import ConfigError
+from anyaccel_distributed.processes import free_port
 from anyaccel_torch.gradient_buckets import agreed_bucket_bytes, bucket_bytes
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
@@ -158,9 +158,7 @@ def test_a_gradient_that_comes_twice_later_is_an_error(two: Path) -> None:
     ],
 )
 def test_one_that_ends_within_a_backward_pass_leaves_no_other_waiting(script: str, name: str, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     shared = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, str(SCRIPTS), script, str(tmp_path)]
     both = [subprocess.Popen(command, env={**shared, "RANK": rank}, stderr=subprocess.DEVNULL) for rank in "01"]

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from anyaccel_distributed.processes import free_port
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
@@ -119,9 +120,7 @@ def torchrun_alone(folder: Path) -> Any:
 
 def started_alone(folder: Path, **environment: str) -> list[subprocess.Popen[bytes]]:
     """Three replicas that no launcher watches."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     shared = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment}
     command = [sys.executable, str(SCRIPTS), "resumed", str(folder)]
     return [subprocess.Popen(command, env={**shared, "RANK": rank}, stderr=subprocess.DEVNULL) for rank in "012"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 import anyaccel as aa
 from anyaccel.errors import ConfigError, FrameworkError, PhaseError
+from anyaccel_distributed.processes import free_port
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -170,9 +170,7 @@ def test_one_that_fails_ends_all_with_its_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_a_launcher_the_others_end_with_an_error_of_their_own(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, str(SCRIPTS), "fail", str(tmp_path)]
     both = [subprocess.Popen(command, env={**shared, "RANK": rank}, stderr=subprocess.DEVNULL) for rank in "01"]
@@ -228,9 +226,7 @@ def test_a_timeout_that_is_none_is_named_alone(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_that_waits_for_others_in_vain_is_told_what_they_may_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     places = {
         "RANK": 0,
         "WORLD_SIZE": 2,

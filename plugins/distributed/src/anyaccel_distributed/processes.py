@@ -5,6 +5,7 @@ for.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _PORTS = 3
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000  # connections have ports from 32,768 on Linux, from 49,152 on others
 
 
 def run_replicas(
@@ -73,7 +75,7 @@ def _attempt(
 ) -> int:
     """Start all, wait, and end those that are left."""
     of_all = {"WORLD_SIZE": str(n_replicas), "LOCAL_WORLD_SIZE": str(n_replicas)}
-    of_all |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    of_all |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     output: dict[str, Any] = {} if printed is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     processes: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
@@ -135,14 +137,15 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
         time.sleep(_POLL_SECONDS)
 
 
-def _free_port() -> int:
-    """Return a free port followed by more free ports, which some frameworks use to meet."""
+def free_port() -> int:
+    """Return a free port followed by more free ports, which some frameworks use to meet.
+
+    Not one of those that a system hands out to connections: until the frameworks are imported and meet, some connection
+    of another process could have taken it.
+    """
     while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with suppress(OSError, OverflowError):  # taken, or beyond the last
-                for further in range(1, _PORTS):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + further))
-                return port
+        port = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT)
+        with suppress(OSError), ExitStack() as stack:  # taken
+            for further in range(_PORTS):
+                stack.enter_context(socket.socket()).bind(("", port + further))
+            return port

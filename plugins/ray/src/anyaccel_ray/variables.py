@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import Any
 
 import ray
 from ray.train.backend import Backend, BackendConfig
+
+from anyaccel_distributed.processes import free_port
 
 
 class VariablesConfig(BackendConfig):  # type: ignore[misc]
@@ -27,9 +28,7 @@ class _VariablesBackend(Backend):  # type: ignore[misc]
 
 def _meeting_point() -> tuple[str, int]:
     """Return the address of the machine of this worker, and a port that is free there."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+    return ray.util.get_node_ip_address(), free_port()
 
 
 def _set_variables(address: str, port: int) -> None:
