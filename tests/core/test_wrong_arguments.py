@@ -547,7 +547,7 @@ PROTOCOLS |= {
     "phase_start",
     "before_placement",
     "phase_end",
-    *("held_states", "hold_again", "load_random_states", "check_monitors"),
+    *("held_states", "hold_again", "load_random_states", "check_monitors", "leave_out"),
     *("draw", "execute", "kept_nodes", "learners", "next_to_fit", "plan_notes", "results_of", "run_on", "run_once"),
 }
 """Methods of conditions, models, sources and phases that core calls with what it has checked."""
