@@ -19,7 +19,7 @@ from typing import Any
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _PORTS = 3
-_FIRST_PORT, _LAST_PORT = 20_000, 32_000  # connections have ports from 32,768 on Linux, from 49,152 on others
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000  # systems assign ports from 32,768 (Linux) or 49,152 to connections
 
 
 def run_replicas(
@@ -140,8 +140,8 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
 def free_port() -> int:
     """Return a free port followed by more free ports, which some frameworks use to meet.
 
-    Not one of those that a system hands out to connections: until the frameworks are imported and meet, some connection
-    of another process could have taken it.
+    It is below the ports that systems assign to connections: another process's connection could take one of those
+    while the frameworks are imported.
     """
     while True:
         port = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT)

@@ -43,7 +43,7 @@ def as_source(label: str, given: Any, like: Rows, *, with_target: bool = True) -
         return given
     if given is None or isinstance(given, (str, Rows)) or (isinstance(given, Mapping) and not _holds_arrays(given)):
         return None
-    target = like.targets if with_target else ()
+    target, left_out = (like.targets, ()) if with_target else ((), like.targets)
     if has_table(given) and not computes_rows(given):
         features, pads = _without_masks(like)
         return FeatureSet.from_arrow(label, given, features, target, pad=pads)
@@ -54,13 +54,13 @@ def as_source(label: str, given: Any, like: Rows, *, with_target: bool = True) -
         pads = {name: replace(pad, mask=None) for name, pad in pads_of(like).items()}
         pads = {name: pad for name, pad in pads.items() if name in (*like.features, *target)}
         stream = IterableSource(label, given, features=like.features, target=target, pad=pads)
-        stream.leave_out(() if with_target else like.targets)
+        stream.leave_out(left_out)
         return stream
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         features, pads = _without_masks(like)
         pads = {name: pad for name, pad in pads.items() if name in (*features, *target)}
         source = MapSource(label, given, features=features, target=target, pad=pads)
-        source.leave_out(() if with_target else like.targets)
+        source.leave_out(left_out)
         return source
     return None
 
