@@ -69,6 +69,7 @@ class EagerSteps:
             weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
             history: list[Tensor] = []
             roots: list[int] | None = None
+            is_scaled, trains_all = scaling.spec is not None, False
             for values in batches:
                 for run in runs:
                     run(values)
@@ -81,13 +82,18 @@ class EagerSteps:
                     if kinds != self._kinds:
                         self._start, self._kinds = self._roots(losses), kinds
                     roots, weights = self._start
-                backward([losses[i] for i in roots], scaling.scaled(weights))
-                if scaling.unscale(trained):
+                    trains_all = len(roots) == len(losses)
+                backward(
+                    losses if trains_all else [losses[i] for i in roots],
+                    scaling.scaled(weights) if is_scaled else weights,
+                )
+                if not is_scaled or scaling.unscale(trained):
                     for step in steppers:
                         step()
                 for parameter in trained:
                     parameter.grad = None
-                history += [loss.detach() for loss in losses]
+                for loss in losses:
+                    history.append(loss.detach())
                 if weighs:
                     history += [weigh(values) for weigh in weighs]
                 if after_step is not None and after_step(history[-(len(means) + len(weighs)) :]):
