@@ -367,11 +367,6 @@ CALLS: dict[str, Callable[[], Call]] = {
         | {"early_stopping": 1, "scaler": None, "accelerator": "cpu", "seed": 0, "callbacks": (), "progress": "none"}
         | {"checkpoint": None, "resume": "never"},
     ),
-    "find_learning_rate": lambda: (
-        aa.find_learning_rate,
-        {"graph": graph(), "phase": train(), "min_lr": 1e-4, "max_lr": 0.1, "n_steps": 10, "smoothing": 0.5}
-        | {"stop_factor": 4.0, "progress": "none"},
-    ),
     "prepare": lambda: (
         lambda objects, accelerator: aa.prepare(objects, accelerator=accelerator),
         {"objects": aa.SequentialMLP(1), "accelerator": "auto"},
@@ -437,7 +432,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "Plan.device": lambda: (history()[0].plan.device, {"node": "net"}),
     "Plan.from_json": lambda: (aa.Plan.from_json, {"text": history()[0].plan.to_json()}),
-    "Plan.to_html": lambda: (history()[0].plan.to_html, {"picture": None}),
     "Plan.diff": lambda: (history()[0].plan.diff, {"other": history()[0].plan}),
     "Plan.from_dict": lambda: (aa.Plan.from_dict, {"given": history()[0].plan.to_dict()}),
     "Plan.explain": lambda: (history()[0].plan.explain, {"node": "net"}),
@@ -527,6 +521,7 @@ RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalRes
 """What core or a plugin makes and a user reads."""
 UNCHECKED = {
     *("FeatureSet.fit_transform", "FeatureSet.inverse", "FeatureSet.transform_like"),  # in anyaccel-sklearn
+    "Plan.to_html",  # in anyaccel-devtools
     *(*CONTRACT, *RECORDS, "TrainResults", "BatchSource", "Sampler", "Source"),  # abstract, too
     *("Optimizer.rate", "Schedule.factor"),  # called in every step
     "Experiment.from_active_context",  # always an error

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.experiment import ModelGraph as ModelGraph
     from anyaccel.fitting import FittedModel as FittedModel
-    from anyaccel.fitting import find_learning_rate as find_learning_rate
     from anyaccel.fitting import fit as fit
     from anyaccel.fitting import load as load
     from anyaccel.graph import AppliedLoss as AppliedLoss
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
     from anyaccel.specs import Loss as Loss
     from anyaccel.specs import Optimizer as Optimizer
     from anyaccel.specs import Schedule as Schedule
+    from anyaccel_devtools.learning_rate_finder import find_learning_rate as find_learning_rate
     from anyaccel_devtools.transfer_ledger import Ledger as Ledger
     from anyaccel_devtools.transfer_ledger import ledger as ledger
     from anyaccel_devtools.transfer_ledger import no_transfers as no_transfers
@@ -113,7 +113,7 @@ _NAMES = {
     ),
     "device": "Device",
     "experiment": "Experiment ModelGraph",
-    "fitting": "FittedModel find_learning_rate fit load",
+    "fitting": "FittedModel fit load",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "metrics": "Metric",

@@ -38,7 +38,7 @@ METRICS, MODEL_LIBRARIES = "anyaccel.named_metrics", "anyaccel.model_libraries"
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
-        "anyaccel-devtools": "Ledger ledger no_transfers",
+        "anyaccel-devtools": "Ledger find_learning_rate ledger no_transfers",
         "anyaccel-resources": "DeviceRequest Inventory",
         "anyaccel-sklearn": (
             "Beyond Different Estimator FitPhase FitResults PairCondition PairSampler Same TripletSampler Where Within "
@@ -52,7 +52,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-resources": "resolve",
     },
     SETTINGS: {
-        "anyaccel-devtools": "ModelGraph.visualize.svg",
+        "anyaccel-devtools": "ModelGraph.visualize.svg Plan.to_html",
         "anyaccel-distributed": (
             "EvalPhase.replicas ModelNode.sharding TrainPhase.deterministic TrainPhase.per_replica TrainPhase.replicas "
             "TrainPhase.sharding TrainPhase.sync_batchnorm"

@@ -1,6 +1,6 @@
 """Fitting: `fit` builds feature set, graph, phase and experiment from a model and a table.
 
-The package also has `load`; `find_learning_rate`, a range test with a phase; and `prepare`, of `own_loop`.
+The package also has `load`; and `prepare`, of `own_loop`.
 
 `FittedModel` exposes the graph and the experiment that `fit` built. Stands on `own_loop`, `experiment`, `results`,
 `phases`, `metrics`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
@@ -9,7 +9,6 @@ The package also has `load`; `find_learning_rate`, a range test with a phase; an
 from anyaccel.fitting.fit_function import fit
 from anyaccel.fitting.fitted_model import FittedModel, load
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
-from anyaccel.fitting.learning_rate_finder import RangeTest, find_learning_rate
 from anyaccel.fitting.model_loss import ModelLoss
 from anyaccel.own_loop.device_loader import DeviceLoader, prepare
 
@@ -18,8 +17,6 @@ __all__ = [
     "FittedModel",
     "FittedModelLoss",
     "ModelLoss",
-    "RangeTest",
-    "find_learning_rate",
     "fit",
     "load",
     "prepare",

@@ -10,11 +10,12 @@ from typing import Any, Self
 from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import ConfigError, GraphError
 from anyaccel.graph.plan_entries import LEFT_OUT, Assignment, Column, Crossing, Part, Rejection, read_entry
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
-from anyaccel.graph.plan_html import plan_page, plan_report
-from anyaccel.html import Markup, guarded, size, text
+from anyaccel.graph.plan_html import plan_page
+from anyaccel.html import guarded, size, text
 from anyaccel.saved_folder import strict_json
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
@@ -199,23 +200,10 @@ class Plan:
 
         Raises:
             ConfigError: `picture` is not markup, and would be shown as text.
+            MissingDistributionError: what writes the report is not installed.
         """
-        if picture is not None and not isinstance(picture, Markup):
-            hint = "pass graph.visualize('svg', plan=plan)"
-            raise ConfigError(f"picture={shown(picture, 60)} is not a picture of a graph", hint=hint)
-        where = f" for {self.machine}" if self.machine else ""
-        return plan_report(
-            f"Plan of {self.phase} on {self.graph}{where}",
-            self.memory,
-            self.crossings,
-            self.decisions,
-            self.not_covered,
-            self.batch_size,
-            activations=self.activations,
-            nodes=Markup(self._repr_html_()),
-            picture=Markup("") if picture is None else picture,
-            json=self.to_json(),
-        )
+        report: str = load(SETTINGS, "Plan.to_html")(self, picture)
+        return report
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

@@ -1,0 +1,179 @@
+"""A plan as one HTML file: memory of each device, the graph, the edges. Without scripts, and nothing is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from anyaccel.arguments import shown
+from anyaccel.errors import ConfigError
+from anyaccel.graph import Plan
+from anyaccel.graph.plan_entries import Crossing
+from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, DeviceMemory, NodeActivations, step_bytes
+from anyaccel.graph.plan_html import ROUTES
+from anyaccel.html import FONT, Markup, badge, element, escaped, joined, prose, row, size, table
+
+_COLOURS: Mapping[str, str] = {
+    "parameters": "#0058FC",
+    "gradients": "#79540A",
+    "optimizer": "#277F56",
+    "activations": "#C924BC",
+    "batches": "#1A1081",
+    "headroom": "#D5DAE1",
+}
+_STYLE = f"""
+body{{font:15px/1.5 {FONT};margin:2rem auto;max-width:70rem;padding:0 1rem;color:#1B232D;background:#FFF}}
+nav a{{margin-right:1rem}}
+:focus-visible{{outline:3px solid #C62;outline-offset:2px}}
+.bar{{display:flex;height:1.6rem;background:#D5DAE1;border-radius:4px;overflow:hidden;margin:.2rem 0 .6rem}}
+.bar span{{min-width:2px}}
+.key{{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.4em}}
+.legend span{{margin-right:1.2rem}}
+.figure,.table{{overflow-x:auto}}
+pre{{white-space:pre-wrap;overflow-wrap:anywhere;background:#F4F6F8;padding:1rem}}
+"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def plan_report(plan: Plan, picture: str | None = None) -> str:
+    """Return the whole file.
+
+    Args:
+        plan: The plan to show.
+        picture: The graph as SVG, or None.
+
+    Raises:
+        ConfigError: `picture` is not markup, and would be shown as text.
+    """
+    if picture is not None and not isinstance(picture, Markup):
+        hint = "pass graph.visualize('svg', plan=plan)"
+        raise ConfigError(f"picture={shown(picture, 60)} is not a picture of a graph", hint=hint)
+    nodes = Markup(plan._repr_html_())
+    parts = {
+        "Memory": joined(_memory(plan.memory)),
+        "Graph": element("div", picture, class_="figure", tabindex="0", role="group", aria_label="graph"),
+        "Gradient checkpointing": _activations(plan.activations),
+        "Edges": _edges(plan.crossings, plan.batch_size),
+        "Nodes and columns": element("div", nodes, class_="table", tabindex="0", role="group", aria_label="nodes"),
+        "Decisions": table(("what", "choice", "why"), plan.decisions, lambda d: row([d.what, d.choice, prose(d.why)])),
+        "Not covered": joined(element("p", prose(text)) for text in plan.not_covered or ["nothing"]),
+        "JSON": element("details", element("summary", "the plan as JSON"), element("pre", _lines(plan.to_json()))),
+    }
+    for name, content in (("Graph", picture), ("Gradient checkpointing", plan.activations)):
+        if not content:
+            del parts[name]
+    links = [element("a", name, href=f"#{_anchor(name)}") for name in parts]
+    sections = [
+        element("section", element("h2", name, id=_anchor(name)), content, aria_labelledby=_anchor(name))
+        for name, content in parts.items()
+    ]
+    title = f"Plan of {plan.phase} on {plan.graph}{f' for {plan.machine}' if plan.machine else ''}"
+    body = element("main", element("h1", prose(title)), element("nav", *links, aria_label="sections"), *sections)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{_head(title)}</head><body>{body}</body></html>\n'
+
+
+def _head(title: str) -> Markup:
+    return joined(
+        [
+            Markup('<meta charset="utf-8">'),
+            Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+            Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+            element("title", prose(title)),
+            Markup(f"<style>{_STYLE}</style>"),
+        ]
+    )
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _lines(text: str) -> Markup:
+    return Markup("\n".join(escaped(line, 100_000) for line in text.splitlines()))
+
+
+def _memory(memory: Sequence[DeviceMemory]) -> Iterator[Markup]:
+    if not memory:
+        yield element("p", "not covered: this plan has no figures of memory")
+        return
+    keys = (
+        element("span", element("span", "", class_="key", style=f"background:{colour}"), name)
+        for name, colour in _COLOURS.items()
+    )
+    yield element("p", *keys, class_="legend")
+    for device_memory in memory:
+        yield element("div", badge(str(device_memory.device)), f" {device_memory.framework}, {_of(device_memory)}")
+        yield _bar(device_memory)
+    head = ("device", *CATEGORIES, "total", "headroom", "capacity")
+    names = (*CATEGORIES, "total", "headroom", "capacity")
+    yield element(
+        "div",
+        table(head, memory, lambda m: row([f"{m.framework} {m.device}", *(_figure(m, name) for name in names)])),
+        class_="table",
+        tabindex="0",
+        role="group",
+        aria_label="memory by category",
+    )
+
+
+def _of(memory: DeviceMemory) -> str:
+    total = NOT_COVERED if memory.total is None else size(memory.total)
+    capacity = "unknown" if memory.capacity is None else size(memory.capacity)
+    return f"{total} of {capacity}" + (": does not fit" if memory.fits is False else "")
+
+
+def _figure(memory: DeviceMemory, name: str) -> Markup:
+    value = getattr(memory, name)
+    shown = NOT_COVERED if value is None else f"-{size(-value)}" if value < 0 else size(value)
+    return element("span", shown, data_category=name, data_bytes="" if value is None else value, title=_title(value))
+
+
+def _title(value: int | None) -> str:
+    return NOT_COVERED if value is None else f"{value:,} bytes"
+
+
+def _bar(memory: DeviceMemory) -> Markup:
+    """Return the categories next to each other, as parts of the capacity or of the used memory, if that is more."""
+    whole = max(memory.known, memory.capacity or 0, 1)
+    pieces = []
+    for name in CATEGORIES:
+        value = getattr(memory, name)
+        if value:
+            style = f"background:{_COLOURS[name]};width:{100 * value / whole:.6f}%"
+            pieces.append(element("span", "", style=style, title=f"{name}: {_title(value)}", data_bytes=value))
+    told = ", ".join(f"{name} {_title(getattr(memory, name))}" for name in (*CATEGORIES, "headroom"))
+    label = f"memory of {memory.framework} on {memory.device}: {told}"
+    return element("div", *pieces, class_="bar", role="img", tabindex="0", aria_label=label)
+
+
+def _activations(activations: Sequence[NodeActivations]) -> Markup:
+    """Return the values that each node with `remat` keeps until its backward pass."""
+
+    def cells(each: NodeActivations) -> Markup:
+        figures = [
+            element("span", NOT_COVERED if value is None else size(value), data_bytes=value, title=_title(value))
+            for value in (each.without_remat, each.kept)
+        ]
+        saved = NOT_COVERED if each.saved is None else f"{'-' if each.saved < 0 else ''}{size(abs(each.saved))}"
+        return row([each.node, NOT_COVERED if each.rows is None else f"{each.rows:,}", *figures, saved])
+
+    return table(("node", "rows", "activations without remat", "with remat", "saved"), activations, cells)
+
+
+def _edges(crossings: Sequence[Crossing], batch_size: int | None) -> Markup:
+    if not crossings:
+        return element("p", "nothing crosses between devices or frameworks in a step")
+
+    def cells(crossing: Crossing) -> Markup:
+        nbytes = step_bytes(crossing.nbytes, batch_size)
+        return row(
+            [
+                f"gradient of {crossing.value}" if crossing.gradient else crossing.value,
+                joined([f"{crossing.source} ", badge(str(crossing.origin))]),
+                joined([f"{crossing.target} ", badge(str(crossing.destination))]),
+                ROUTES.get(crossing.route, crossing.route),
+                "shared" if crossing.route == "share" else "copied",
+                element("span", NOT_COVERED if nbytes is None else size(nbytes), data_edge_bytes=nbytes),
+            ]
+        )
+
+    return table(("value", "from", "to", "route", "memory", "a step"), crossings, cells, most=1000)
