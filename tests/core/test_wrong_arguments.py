@@ -233,7 +233,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
     "FrameworkSettings": lambda: (aa.FrameworkSettings, {"values": {"torch.backends.cudnn.benchmark": True}}),
-    "Profile": lambda: (aa.Profile, {"steps": (10, 20), "folder": "profile"}),
     "ReduceLROnPlateau": lambda: (
         aa.ReduceLROnPlateau,
         {"monitor": "loss", "factor": 0.5, "patience": 5, "threshold": 0.0, "threshold_mode": "abs", "cooldown": 1}
@@ -542,8 +541,19 @@ PROTOCOLS |= {
     "phase_start",
     "before_placement",
     "phase_end",
-    *("held_states", "hold_again", "load_random_states", "check_monitors", "leave_out"),
-    *("draw", "execute", "kept_nodes", "learners", "next_to_fit", "plan_notes", "results_of", "run_on", "run_once"),
+    *("held_states", "hold_again", "load_random_states", "loop_extensions", "check_monitors", "leave_out"),
+    *(
+        "draw",
+        "execute",
+        "kept_nodes",
+        "learners",
+        "loop_extensions",
+        "next_to_fit",
+        "plan_notes",
+        "results_of",
+        "run_on",
+        "run_once",
+    ),
 }
 """Methods of conditions, models, sources and phases that core calls with what it has checked."""
 

@@ -103,7 +103,7 @@ def test_what_another_loop_has_prepared(hint: Any) -> None:
 
 
 def test_profiles(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anyaccel.phases.profile import RECORDING
+    from anyaccel_devtools.profiles import RECORDING
 
     def train(profile: Any = None) -> None:
         net, optimizer, loader = (loop := loop_of(profile=profile)).prepare(*parts())
@@ -126,7 +126,7 @@ def test_profiles(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         train(profile)
     train(profile=profile)
     assert profile.files
-    monkeypatch.setattr("anyaccel.own_loop.profiling.ProfilesSteps", type("Unknown", (Capability,), {}))
+    monkeypatch.setattr("anyaccel_devtools.profiles.ProfilesSteps", type("Unknown", (Capability,), {}))
     with hint("leave profile= out, or use a system profiler"):
         train(profile)
     train()  # without profile

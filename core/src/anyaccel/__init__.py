@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from anyaccel.phases import EvalPhase as EvalPhase
     from anyaccel.phases import Event as Event
     from anyaccel.phases import FrameworkSettings as FrameworkSettings
-    from anyaccel.phases import Profile as Profile
     from anyaccel.phases import Progress as Progress
     from anyaccel.phases import ReduceLROnPlateau as ReduceLROnPlateau
     from anyaccel.phases import TrainPhase as TrainPhase
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
     from anyaccel.specs import Optimizer as Optimizer
     from anyaccel.specs import Schedule as Schedule
     from anyaccel_devtools.learning_rate_finder import find_learning_rate as find_learning_rate
+    from anyaccel_devtools.profiles import Profile as Profile
     from anyaccel_devtools.transfer_ledger import Ledger as Ledger
     from anyaccel_devtools.transfer_ledger import ledger as ledger
     from anyaccel_devtools.transfer_ledger import no_transfers as no_transfers
@@ -118,7 +118,7 @@ _NAMES = {
     "hookspecs": "hookimpl",
     "metrics": "Metric",
     "own_loop": "Loop prepare",
-    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FrameworkSettings Profile Progress "
+    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FrameworkSettings Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",

@@ -38,7 +38,7 @@ METRICS, MODEL_LIBRARIES = "anyaccel.named_metrics", "anyaccel.model_libraries"
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
-        "anyaccel-devtools": "Ledger find_learning_rate ledger no_transfers",
+        "anyaccel-devtools": "Ledger Profile find_learning_rate ledger no_transfers",
         "anyaccel-resources": "DeviceRequest Inventory",
         "anyaccel-sklearn": (
             "Beyond Different Estimator FitPhase FitResults PairCondition PairSampler Same TripletSampler Where Within "
@@ -52,7 +52,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-resources": "resolve",
     },
     SETTINGS: {
-        "anyaccel-devtools": "ModelGraph.visualize.svg Plan.to_html",
+        "anyaccel-devtools": "Loop.profile ModelGraph.visualize.svg Plan.to_html",
         "anyaccel-distributed": (
             "EvalPhase.replicas ModelNode.sharding TrainPhase.deterministic TrainPhase.per_replica TrainPhase.replicas "
             "TrainPhase.sharding TrainPhase.sync_batchnorm"
@@ -74,7 +74,10 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
             "root_mean_squared_log_error top_3_accuracy top_5_accuracy top_k_accuracy"
         ),
     },
-    SAVED: {"anyaccel-sklearn": "data.transforms phase.fit results.fit sampler.pair sampler.triplet"},
+    SAVED: {
+        "anyaccel-devtools": "callback.Profile",
+        "anyaccel-sklearn": "data.transforms phase.fit results.fit sampler.pair sampler.triplet",
+    },
 }
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 

@@ -12,13 +12,14 @@ from anyaccel import saved_folder
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
+from anyaccel.distributions import SAVED, load, saved_names
 from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.graph import checked_runnable
 from anyaccel.graph.nodes import check_label
 from anyaccel.graph.serialization import checked_classes, class_name, versions_of
 from anyaccel.graph.weight_loading import Change, Names
-from anyaccel.phases import Callback, EarlyStopping, FrameworkSettings, Phase, Profile, plan_for
+from anyaccel.phases import Callback, EarlyStopping, FrameworkSettings, Phase, plan_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.runner import run_in_order
 from anyaccel.phases.settings import checked_callbacks
@@ -377,7 +378,6 @@ def _read(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
 _KNOWN: dict[str, type[Callback]] = {
     "EarlyStopping": EarlyStopping,
     "FrameworkSettings": FrameworkSettings,
-    "Profile": Profile,
 }
 _HINT = "pass the folder that save() wrote"
 
@@ -417,13 +417,16 @@ def _callback_parts(callbacks: Iterable[Callback]) -> list[dict[str, Any]]:
     parts = []
     for callback in callbacks:
         cls = type(callback)
-        name = cls.__name__ if _KNOWN.get(cls.__name__) is cls else class_name(cls)
+        known = _KNOWN.get(cls.__name__)
+        if cls.__name__ in saved_names("callback"):
+            known = load(SAVED, f"callback.{cls.__name__}")
+        name = cls.__name__ if known is cls else class_name(cls)
         parts.append({"class": name, "config": callback.get_config() if hasattr(callback, "get_config") else None})
     return parts
 
 
 def _read_callbacks(entries: Any, allow: Iterable[type], where: str, hint: str) -> tuple[Callback, ...]:
-    """Return the callbacks of `callback_parts`; nothing is imported.
+    """Return the callbacks of `callback_parts`; nothing is imported but what an installed distribution offers.
 
     Args:
         entries: The list.
@@ -433,6 +436,7 @@ def _read_callbacks(entries: Any, allow: Iterable[type], where: str, hint: str) 
 
     Raises:
         ConfigError: malformed; or a callback without a configuration, or of a class that is not allowed.
+        MissingDistributionError: a distribution that is not installed offers a callback.
     """
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError(f"{where}: {shown(entries)} are not saved callbacks", hint=_HINT)
@@ -444,7 +448,7 @@ def _read_callback(name: Any, config: Any, known: Mapping[str, type], where: str
     if config is None:
         problem = f"{where}: the callback {name} was not saved: it has no get_config()"
         raise ConfigError(problem, hint=hint)
-    cls = known.get(str(name))
+    cls: type[Any] | None = known.get(str(name)) or load(SAVED, f"callback.{name}")
     if cls is None or not issubclass(cls, Callback):
         raise ConfigError(
             f"{where}: the callback {name} has an unknown class; nothing was imported",
@@ -452,7 +456,8 @@ def _read_callback(name: Any, config: Any, known: Mapping[str, type], where: str
             hint=f"if you trust it, import it and pass allow=[{str(name).rpartition(':')[2]}]",
         )
     try:
-        return cls(**config)
+        callback: Callback = cls(**config)
+        return callback
     except TypeError as error:
         problem = f"{where}: the callback {name} does not accept its configuration: {getattr(error, 'problem', error)}"
         raise ConfigError(problem, hint="return the arguments of the class from get_config()") from error

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-import anyaccel as aa
 from anyaccel import distributions
-from anyaccel import registry as registry_module
-from anyaccel.adapter.step_profiler import ProfilesSteps, SpanRecorder, read_trace, write_trace
+from anyaccel.adapter.step_profiler import ProfilesSteps, SpanRecorder, write_trace
 from anyaccel.backend import Memory, MemoryInfo, capabilities
 from anyaccel.capability import Capability, capability_name
 from anyaccel.device import Device
 from anyaccel.distributions import CAPABILITIES
 from anyaccel.errors import CapabilityError, PluginError
 from anyaccel.numpy_backend import NumpyBackend
-from anyaccel.plugin_testing import TinyBackend, entry, plugin_module, write_distribution
+from anyaccel.plugin_testing import TinyBackend, entry, plugin_module
 from anyaccel.registry import Registry
 
 CPU = Device("cpu")
@@ -200,43 +197,3 @@ class Profiler(ProfilesSteps):
                 write_trace(path, recorder.events)
 
         return recording()
-
-
-_STRANGER = """
-from contextlib import contextmanager
-
-from anyaccel.adapter.step_profiler import ProfilesSteps, SpanRecorder, write_trace
-
-
-class Profiler(ProfilesSteps):
-    @contextmanager
-    def profile_steps(self, path, nodes, devices):
-        recorder = SpanRecorder()
-        with recorder.span(f"the stranger profiles {self.backend.framework}"):
-            yield recorder.span
-        write_trace(path, recorder.events)
-"""
-
-
-def test_core_profiles_numpy_by_the_installed_plugin_of_a_stranger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class WithoutProfiler(NumpyBackend):
-        capabilities = {k: make for k, make in NumpyBackend.capabilities.items() if k is not ProfilesSteps}
-
-    write_distribution(
-        tmp_path / "site",
-        "stranger",
-        entry_points={"numpy.anyaccel.ProfilesSteps": "stranger_plugin:Profiler"},
-        modules={"stranger_plugin": _STRANGER},
-        group="anyaccel.capabilities",
-    )
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(registry_module, "_registry", [Registry(WithoutProfiler)])
-    data = aa.FeatureSet.from_dict("data", {"x": [[0.0], [1.0]] * 8, "y": [[0.0], [1.0]] * 8}, ["x"], ["y"])
-    graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference())], optimizer=aa.Optimizer("sgd"))
-    profile = aa.Profile((2, 4), folder=str(tmp_path / "traces"))
-    train = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], epochs=8, callbacks=[profile])
-    aa.Experiment("e", graph).run_phase(train)
-    (file,) = profile.files
-    assert "the stranger profiles numpy" in [event["name"] for event in read_trace(Path(file))]

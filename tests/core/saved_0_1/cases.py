@@ -555,10 +555,11 @@ def configured() -> dict[str, Any]:
         "graph": network(),
         "experiment": aa.Experiment("mine", network(), [training(validation=val)], progress="none"),
         "early stopping": aa.EarlyStopping("val_acc", patience=2, min_delta=0.1, mode="max", restore_best=True),
-        "profile": aa.Profile(steps=(2, 4), folder="traces"),
         "settings": aa.FrameworkSettings({"torch.backends.cudnn.benchmark": True}),
         "checkpoint": aa.Checkpoint("runs/b", every=500, keep_best="val_acc"),
     }
+    if find_spec("anyaccel_devtools") is not None:
+        every["profile"] = aa.Profile(steps=(2, 4), folder="traces")
     if find_spec("anyaccel_sklearn") is not None:
         near = aa.PairSampler(4, match=[aa.Within("x", 0.5)], unlike=[aa.Beyond("x", 2.0)], seed=1)
         triplets = aa.TripletSampler(4, positive=[aa.Same("kind")], negative=[aa.Different("kind")], seed=1)

@@ -23,6 +23,7 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, constructor_hints, unknown_argument
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.data.streaming.random_states import frameworks_of, from_arrays, imported_backends, to_arrays
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import AnyaccelError, ArgumentError, CapabilityError, ConfigError, DataError, StateError
 from anyaccel.extensions import extensions
 from anyaccel.launched import launched
@@ -31,7 +32,6 @@ from anyaccel.own_loop.gathering import Part, merged
 from anyaccel.own_loop.loader import Iterations, LoopLoader
 from anyaccel.own_loop.loop_folder import LoopCheckpoint, LoopFolder, Saving
 from anyaccel.own_loop.processes import LoopProcesses, is_out_of_memory
-from anyaccel.own_loop.profiling import LoopProfiling
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
 from anyaccel.phases.memory_error import release_frames
@@ -324,9 +324,10 @@ class Loop(AttributeHints):
         self.accumulation_steps = accumulate
         self._run = os.urandom(8).hex()
         self._saving: Saving | None = None
-        self._profiling: LoopProfiling | None = None
+        self._profiling: Any = None
         if profile is not None:
-            profiling = LoopProfiling(profile, self.framework, self.accelerator, self._named_models)
+            profiling = load(SETTINGS, "Loop.profile")
+            profiling = profiling(profile, self.framework, self.accelerator, self._named_models)
             self._profiling = profiling if self.is_main_process else None
         self._processes.begin()
 

@@ -11,7 +11,6 @@ from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.framework_settings import FrameworkSettings
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
-from anyaccel.phases.profile import Profile
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Run, RunStats
 from anyaccel.phases.runner import Phase, execute
@@ -34,7 +33,6 @@ __all__ = [
     "HTMLProgress",
     "LineProgress",
     "Phase",
-    "Profile",
     "Progress",
     "ReduceLROnPlateau",
     "RichProgress",
@@ -50,4 +48,4 @@ __all__ = [
     "progress_for",
 ]
 
-__getattr__ = moved_names(__name__, "FitPhase")
+__getattr__ = moved_names(__name__, "FitPhase Profile")

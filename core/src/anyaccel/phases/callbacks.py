@@ -21,6 +21,7 @@ from anyaccel.user_level import user_level
 
 if TYPE_CHECKING:
     from anyaccel.graph.plan import Plan
+    from anyaccel.phases.loop_extension import LoopExtension
     from anyaccel.phases.run import FinishedSteps, Run
 
 
@@ -108,6 +109,14 @@ class Callback:
     def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
         """Run code when the phase has ended, with or without an error."""
 
+    def loop_extensions(self, programs: Any) -> Sequence[LoopExtension]:
+        """Return features that act in the training loop at more moments than hooks have; by default none.
+
+        Args:
+            programs: Everything that the run computes with, `PhasePrograms`.
+        """
+        return ()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint stores: numbers, text and NumPy arrays by name; by default nothing."""
         return {}
@@ -116,7 +125,7 @@ class Callback:
         """Restore the output of `state_dict` from an earlier run that is resumed; called after `after_loading`."""
 
 
-_NO_HOOKS = ("state_dict", "load_state_dict")
+_NO_HOOKS = ("loop_extensions", "state_dict", "load_state_dict")
 HOOK_NAMES = tuple(
     name
     for name, value in vars(Callback).items()

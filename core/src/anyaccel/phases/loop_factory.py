@@ -11,7 +11,6 @@ from anyaccel.phases.loop_extension import UNLIMITED, CallInProgress, LoopExtens
 from anyaccel.phases.loss_scale_report import LossScaleReport
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import EpochRecovery
-from anyaccel.phases.profile import profile_sessions
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.progress.throttled import ProgressReports
 from anyaccel.phases.runner import PhasePrograms
@@ -50,7 +49,7 @@ def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: 
     return [
         *(Validation(run, evaluation, non_finite, progress) for evaluation in programs.evaluations),
         *([] if type(progress) is Progress else [ProgressReports(run, progress, rows, begins)]),
-        *profile_sessions(hooks.callbacks, run, pipeline),
+        *(one for callback in hooks.callbacks for one in callback.loop_extensions(programs)),
         *group.before_hooks(run, pipeline),
         EpochHooks(run, hooks, pipeline),
         *listeners,

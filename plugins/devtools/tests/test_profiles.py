@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel import distributions
+from anyaccel import registry as registry_module
 from anyaccel.adapter.step_profiler import ProfilesSteps, read_trace, trace_name
-from anyaccel.errors import PhaseError
+from anyaccel.errors import MissingDistributionError, PhaseError
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.capabilities import NumpyProfiler
-from anyaccel.phases.profile import RECORDING
-from anyaccel.plugin_testing import TinyBackend
+from anyaccel.plugin_testing import TinyBackend, write_distribution
+from anyaccel.registry import Registry
+from anyaccel_devtools.profiles import RECORDING
 
 X = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
 ROWS = aa.FeatureSet.from_dict("d", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
@@ -188,6 +194,20 @@ def test_it_is_saved_with_an_experiment(tmp_path):
     assert config == {"steps": [3, 5], "folder": "f"} and aa.Profile(**config).get_config() == config
 
 
+def test_a_saved_experiment_has_its_profile_and_names_what_it_needs(tmp_path, monkeypatch):
+    profile, saved = aa.Profile(steps=(3, 5), folder="f"), str(tmp_path / "saved")
+    phase = aa.TrainPhase("t", data="all", losses=LOSSES, callbacks=[profile])
+    aa.Experiment("e", graph().build(), [phase], callbacks=[profile], progress="none").save(saved)
+    given = {"feature_sets": [ROWS], "progress": "none"}
+    read = aa.Experiment.load(saved, **given)
+    for (callback,) in (read.callbacks, read.phases[0].callbacks):
+        assert type(callback) is aa.Profile and callback.get_config() == profile.get_config()
+    monkeypatch.setattr(distributions, "entry_points", lambda group: ())
+    with pytest.raises(MissingDistributionError, match=r"the saved callback\.Profile needs anyaccel-devtools"):
+        aa.Experiment.load(saved, **given)
+    assert aa.Experiment.load(saved, phases=[], callbacks=[], **given).callbacks == ()
+
+
 def test_names_have_no_character_that_profilers_write_as_it_is():
     assert trace_name('a"b\\c#d\ne') == "a_b_c_d_e"
 
@@ -201,3 +221,43 @@ def test_a_relative_folder_is_where_the_profile_was_made(tmp_path, monkeypatch):
     assert [path.parent for path in profile.files] == [tmp_path / "profiles"] and profile.files[0].is_file()
     assert not list((tmp_path / "elsewhere").iterdir())
     assert profile.get_config() == {"steps": [0, 2], "folder": "profiles"}, "saved as it was written"
+
+
+_STRANGER = """
+from contextlib import contextmanager
+
+from anyaccel.adapter.step_profiler import ProfilesSteps, SpanRecorder, write_trace
+
+
+class Profiler(ProfilesSteps):
+    @contextmanager
+    def profile_steps(self, path, nodes, devices):
+        recorder = SpanRecorder()
+        with recorder.span(f"the stranger profiles {self.backend.framework}"):
+            yield recorder.span
+        write_trace(path, recorder.events)
+"""
+
+
+def test_numpy_is_profiled_by_the_installed_plugin_of_a_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithoutProfiler(NumpyBackend):
+        capabilities = {k: make for k, make in NumpyBackend.capabilities.items() if k is not ProfilesSteps}
+
+    write_distribution(
+        tmp_path / "site",
+        "stranger",
+        entry_points={"numpy.anyaccel.ProfilesSteps": "stranger_plugin:Profiler"},
+        modules={"stranger_plugin": _STRANGER},
+        group="anyaccel.capabilities",
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(registry_module, "_registry", [Registry(WithoutProfiler)])
+    data = aa.FeatureSet.from_dict("data", {"x": [[0.0], [1.0]] * 8, "y": [[0.0], [1.0]] * 8}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference())], optimizer=aa.Optimizer("sgd"))
+    profile = aa.Profile((2, 4), folder=str(tmp_path / "traces"))
+    train = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], epochs=8, callbacks=[profile])
+    aa.Experiment("e", graph).run_phase(train)
+    (file,) = profile.files
+    assert "the stranger profiles numpy" in [event["name"] for event in read_trace(Path(file))]
