@@ -22,6 +22,7 @@ from anyaccel.call_hints import call_hints
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, Sampler, Source
 from anyaccel.data.roles import Names, listed, names_of, no_column, stamp
 from anyaccel.device import Device
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import ColumnError, DataError, GraphError, PhaseError, PluginError, ShapeError, TableWarning
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
@@ -34,7 +35,6 @@ from anyaccel.fitting.model_loss import (
     refuse_table_settings,
     warn_of_copied_labels,
 )
-from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.tables import (
     LABEL,
     TRAIN,
@@ -45,6 +45,7 @@ from anyaccel.fitting.tables import (
     check_names,
     column_names,
     is_table,
+    is_treated,
     loss_of_target,
     named_pair,
     raw_table,
@@ -52,7 +53,6 @@ from anyaccel.fitting.tables import (
     refuse_position,
     tag_table,
     training_data,
-    treatment_in,
 )
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
 from anyaccel.fitting.written_code import recipe_of
@@ -678,7 +678,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             prepared = rows.weighted(prepared, losses.known, validation)
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
-        metrics = metrics if prepared.validation is None else metrics_in_units(metrics, prepared.data)
+        if prepared.validation is not None and is_treated(prepared.data):
+            metrics = load(SETTINGS, "fit.preprocess").metrics_in_units(metrics, prepared.data)
         if table_model.embeds and batch_size is None and sampler is None and isinstance(prepared.data, FeatureSet):
             batch_size = batch_size_for(len(prepared.data.split(prepared.train)))
     patience = defaults.get("early_stopping") if prepared.validation is not None else None
@@ -842,7 +843,7 @@ def _of_column_vector(error: ShapeError, data: Any, casts: Mapping[str, str]) ->
 
 def _of_other_width(error: ShapeError, data: Any) -> ShapeError:
     """Return the error for a model that does not match the features built from a table; other errors unchanged."""
-    if not any(treatment_in(fitted) for fitted in getattr(data, "transforms", ())):
+    if not is_treated(data):
         return error
     (feature,) = data.features
     if f"{data.label}.{feature}" not in error.problem:

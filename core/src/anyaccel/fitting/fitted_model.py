@@ -18,17 +18,19 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView, as_source
 from anyaccel.data.roles import listed
+from anyaccel.distributions import SETTINGS
+from anyaccel.distributions import load as load_setting
 from anyaccel.errors import ArgumentError, ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.extensions import extensions
 from anyaccel.fitting import fitted_view
 from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO, accuracy, class_probabilities, r2
-from anyaccel.fitting.scaled_targets import metrics_in_units
 from anyaccel.fitting.table_columns import TableColumns
 from anyaccel.fitting.tables import (
     Columns,
     columns_before_transforms,
     is_table,
+    is_treated,
     new_rows,
     readable,
     transformed_like,
@@ -124,7 +126,7 @@ class FittedModel(AttributeHints):
         if not any(isinstance(results, TrainResults) for results in self.experiment.history):
             return f"FittedModel({self.graph!r})"
         steps = fitted_view.next_steps(self._columns, self._phase is None)
-        columns = fitted_view.columns_of(self._columns, self._is_treated)
+        columns = fitted_view.columns_of(self._columns, is_treated(self._data))
         return fitted_view.text_of(self.results, fitted_view.facts_of(self.results), columns, steps)
 
     def _repr_html_(self) -> str:
@@ -132,12 +134,8 @@ class FittedModel(AttributeHints):
             return guarded(self, lambda: page("FittedModel", self.graph.label, line("not trained yet")))
         steps = fitted_view.next_steps(self._columns, self._phase is None)
         columns = fitted_view.columns_of(self._columns, is_treated=False)
-        made_of = Markup(self.columns._repr_html_()) if self._is_treated else columns
+        made_of = Markup(self.columns._repr_html_()) if is_treated(self._data) else columns
         return fitted_view.html_of(self, self.results, fitted_view.facts_of(self.results), made_of, steps)
-
-    @property
-    def _is_treated(self) -> bool:
-        return any(treatment_in(fitted) is not None for fitted in self._data.transforms)
 
     @property
     def graph(self) -> ModelGraph:
@@ -345,8 +343,9 @@ class FittedModel(AttributeHints):
         if hasattr(metrics, "shape"):
             raise ArgumentError("evaluate: the metrics are an array", hint="pass x and y as a pair: (x, y)")
         losses = [loss for loss in self.losses if loss.loss.own is None]
-        measured = metrics_in_units(metrics, self._data)
-        return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=measured, losses=losses))
+        if is_treated(self._data):
+            metrics = load_setting(SETTINGS, "fit.preprocess").metrics_in_units(metrics, self._data)
+        return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=metrics, losses=losses))
 
     def _run(self, phase: EvalPhase) -> EvalResults:
         quiet = Experiment(self.experiment.label, self.graph, progress="none")
@@ -432,7 +431,7 @@ class FittedModel(AttributeHints):
         check_named(data, self._data.splits)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
-                if self._is_treated and not with_target:
+                if is_treated(self._data) and not with_target:
                     problem = (
                         f"the model was trained on a table with {listed(self._columns)}, but {shown(data)} is not a "
                         "table"

@@ -34,64 +34,6 @@ from anyaccel.formulas import LOSSES
 from anyaccel.specs import Loss, takes_classes
 from anyaccel.user_level import user_level
 
-# -- Text that looks like numbers or dates, and the pandas code that reads it as such ---------------------------------
-
-
-NUMBERS, DATES = "numbers", "dates"
-
-_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
-_LIKE = {
-    NUMBERS: r"^\s*[-+]?\s*[$€£¥]?\s*(\d+([.,]\d*)*|[.,]\d+)([eE][-+]?\d+)?\s*[%$€£¥]?\s*$",
-    DATES: r"(?i)^\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|"
-    rf"\d{{1,2}}\.?[ -]{_MONTH}[ -]\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})([T ,].*)?$",
-}
-_THOUSANDS = r"^\s*[-+$€£¥]*\s*\d{1,3}(,\d{3})+(\.\d*)?\s*[%$€£¥]?\s*$"
-_COMMA, _SYMBOLS = r",", r"[%$€£¥]"
-_DAY_FIRST, _MONTH_FIRST = r"^\s*(1[3-9]|2\d|3[01])[-/.]", r"^\s*\d{1,2}[-/.](1[3-9]|2\d|3[01])[-/.]"
-_YEAR_FIRST = r"^\s*\d{4}[-/.]"
-_SEPARATED = r"^\s*\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
-
-
-def share_like(column: Any, what: str) -> float:
-    """Return the fraction of a column's texts that look like NUMBERS or like DATES."""
-    return _share(column, _LIKE[what])
-
-
-def code_to_read(name: str, column: Any, what: str) -> str:
-    """Return pandas code that reads a column of text as NUMBERS or DATES, with the thousands, decimal commas, percent
-    signs and order of day and month that its values have.
-    """
-    texts, like = f"table[{name!r}]", column.filter(compute.match_substring_regex(column, _LIKE[what]))
-    if what == NUMBERS:
-        has_comma, signs = _share(like, _COMMA) > 0, "%$€£¥" if _share(like, _SYMBOLS) else ""
-        is_thousands = has_comma and _share(like.filter(compute.match_substring_regex(like, _COMMA)), _THOUSANDS) == 1
-        if signs or is_thousands:
-            texts += f".str.replace('[{signs}{',' if is_thousands else ''} ]', '', regex=True)"
-        if has_comma and not is_thousands:
-            texts += ".str.replace('.', '').str.replace(',', '.')"
-        return f"pandas.to_numeric({texts}, errors='coerce')"
-    errors = ", errors='coerce'" if len(like) < len(column) - column.null_count else ""
-    if not _share(like, _SEPARATED):
-        return f"pandas.to_datetime({texts}, format='mixed'{errors})"
-    order = f"dayfirst={_share(like, _DAY_FIRST) > _share(like, _MONTH_FIRST)}"
-    if not _share(like, _YEAR_FIRST):
-        return f"pandas.to_datetime({texts}, format='mixed', {order}{errors})"
-    others = f"pandas.to_datetime({texts}, format='mixed', {order}, errors='coerce')"  # it would turn ISO dates round
-    return f"pandas.to_datetime({texts}, format='ISO8601', errors='coerce').fillna({others})"
-
-
-def is_order_unknown(column: Any) -> bool:
-    """Return whether a date such as 3/4/2020 may begin with the day or with the month."""
-    return bool(_share(column, _SEPARATED)) and not _share(column, _DAY_FIRST) and not _share(column, _MONTH_FIRST)
-
-
-def _share(column: Any, pattern: str) -> float:
-    return compute.mean(compute.match_substring_regex(column, pattern).cast("uint8")).as_py() or 0.0
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 LABEL = "data"
 Columns = Mapping[str, Mapping[str, Any]]
 """`role` and `dtype` (None for text) of columns, by name."""
@@ -465,6 +407,11 @@ def treatment_in(fitted: FittedTransform) -> Any:
     return fitted.transform if hasattr(fitted.transform, "transform_table") else None
 
 
+def is_treated(data: Any) -> bool:
+    """Return whether the features of data were built from a table."""
+    return any(treatment_in(fitted) is not None for fitted in getattr(data, "transforms", ()))
+
+
 def _sources(data: FeatureSet, names: Sequence[str]) -> list[str]:
     """Return the columns that transforms built some columns from, in their order."""
     reached = dict.fromkeys(names)
@@ -749,7 +696,7 @@ def _loss_of_column(name: str, column: Any) -> str:
         return "cross_entropy" if is_few else "mse"
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if is_text:
-        _check_text_classes(name, column)
+        load(SETTINGS, "fit.class_labels").check_labels(name, column)
     if is_text or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind):
         return "cross_entropy"
     raise PhaseError(
@@ -782,33 +729,6 @@ def _warn_of_float_classes(name: str, column: Any) -> None:
             TableWarning,
             stacklevel=user_level(),
         )
-
-
-def _check_text_classes(name: str, column: Any) -> None:
-    """Refuse text as classes if it contains numbers, or if most rows would be a separate class.
-
-    Raises:
-        PhaseError: The text is not the name of a class.
-    """
-    n_classes, n_rows = compute.count_distinct(column).as_py(), len(column) - column.null_count
-    share = share_like(column, NUMBERS)
-    if n_classes > CLASSES_OF_INTEGERS and share > 0.5:
-        value = next(value for value in column.to_pylist() if value is not None and _is_like_number(value))
-        raise PhaseError(
-            f"the target {name!r} is text, and {share:.0%} of its {n_classes:,} different values look like numbers, "
-            f"such as {shown(value)}",
-            hint=f"read it as numbers, table[{name!r}] = {code_to_read(name, column, NUMBERS)}; or write "
-            "loss='cross_entropy', if each value is a class",
-        )
-    if n_classes > CLASSES_OF_INTEGERS and 2 * n_classes > n_rows:
-        raise PhaseError(
-            f"the target {name!r} is text with {n_classes:,} different values in {n_rows:,} rows, too many for classes",
-            hint="name another target; or write loss='cross_entropy', if each value is a class",
-        )
-
-
-def _is_like_number(value: str) -> bool:
-    return share_like(pa.chunked_array([pa.array([value])]), NUMBERS) > 0
 
 
 def _has_more_than_numbers(table: Any, names: Sequence[str] | None) -> bool:
@@ -885,42 +805,19 @@ def training_data(
     data = _with_numeric_targets(data, target, loss_of)
     is_float = {name: _is_float(data, name) for name in data.targets}
     casts = {name: data.spec(name).dtype for name, dtype in before.items() if is_float[name] and "float" not in dtype}
-    if raw is not None:
-        data = _with_class_names(data, loss_of)
+    built = None if raw is None else load(SETTINGS, "fit.preprocess")(raw, loss_of, seed)
+    if built is not None:
+        data = built.with_class_names(data)
     train, split = chosen_splits(data, rows, validation, seed)
     if split is not None:
         _warn_of_classes_not_trained(data, train, split, loss_of)
-    if raw is not None:
-        data = _treated(data, raw, train, loss_of, seed)
+    if built is not None:
+        data = built.with_features(data, train)
     if scaler is not None:
         data = data.fit_transform(scaler, data.features, fit_on=train)
     other = split if split or validation is None else {data.label: _other(validation, data)}
     share = float(validation) if isinstance(validation, Real) else None
     return TrainingData(data, train, other, _widths(data, loss_of), casts, share)
-
-
-def _with_class_names(data: FeatureSet, loss_of: LossOf) -> FeatureSet:
-    """Replace integers that name classes by class indices.
-
-    Raises:
-        PhaseError: A target has only one class.
-    """
-    for name in data.targets:
-        loss, values = loss_of(name), data.array(name)
-        if loss is None or not takes_classes(loss):
-            continue
-        classes = np.unique(values).tolist()
-        if values.ndim == 1 and len(classes) < 2:
-            names = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), classes)
-            raise PhaseError(
-                f"the target {name!r} is {shown(names[0])} in all {len(values):,} "
-                f"{'row' if len(values) == 1 else 'rows'}: with one class there is "
-                "nothing to learn",
-                hint="pass rows of all classes",
-            )
-        if values.ndim == 1 and values.dtype.kind in "iu" and not np.array_equal(classes, np.arange(len(classes))):
-            data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
-    return data
 
 
 def _warn_of_classes_not_trained(data: FeatureSet, train: str, split: str, loss_of: LossOf) -> None:
@@ -941,35 +838,6 @@ def _warn_of_classes_not_trained(data: FeatureSet, train: str, split: str, loss_
                 TableWarning,
                 stacklevel=user_level(),
             )
-
-
-_SCALED_LOSSES = ("mse", "mae", "huber", "smooth_l1")
-
-
-def _treated(data: FeatureSet, raw: RawTable, train: str, loss_of: LossOf, seed: int) -> FeatureSet:
-    """Return the data with one feature, which is built from all feature columns; and with scaled targets."""
-    rows, how = data.split(train), raw.how
-    target = data.array(data.targets[0])[rows.rows] if len(data.targets) == 1 else None
-    target = None if target is None or target.ndim > 1 else target
-    treatment = load(SETTINGS, "fit.preprocess")(
-        how.preprocess,
-        rows.to_arrow().select(list(raw.features)),
-        target,
-        as_categories=how.categories,
-        embed=how.embed,
-        embeds=how.embeds,
-        seed=seed,
-    )
-    into = "features"
-    while into in data.columns:
-        into += "_"
-    data = data.fit_transform(treatment, treatment.names, fit_on=train, role="feature", into=into)
-    data = data.select(features=into)
-    for name in data.targets:
-        loss = loss_of(name)
-        if loss is not None and loss.name in _SCALED_LOSSES:
-            data = data.fit_transform(load(SETTINGS, "fit.scaler")("standard"), name, fit_on=train)
-    return data
 
 
 def _widths(data: FeatureSet, loss_of: LossOf) -> Widths:

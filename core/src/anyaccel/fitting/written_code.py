@@ -17,7 +17,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.data import FeatureSet, FeatureSetView, Reference, SimpleSampler, Source
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.errors import AnyaccelError
-from anyaccel.fitting.tables import TRAIN, VALIDATION, is_pair, treatment_in
+from anyaccel.fitting.tables import TRAIN, VALIDATION, is_pair, is_treated
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.phases import Checkpoint, EarlyStopping, EvalPhase, TrainPhase
@@ -70,7 +70,7 @@ def recipe_of(
     data = prepared.data
     if isinstance(data, Source):
         return Recipe(_source_lines(data, user_data), (), tuple(named))
-    if is_weighted or any(treatment_in(fitted) is not None for fitted in data.transforms):
+    if is_weighted or is_treated(data):
         return Recipe((), (), tuple(named))
     texts = [name for fitted in data.transforms if fitted.role == "target" for name in fitted.results]
     roles = {"features": list(data.features), "target": [name for name in data.targets if name not in texts]}

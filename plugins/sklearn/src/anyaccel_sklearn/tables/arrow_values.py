@@ -11,7 +11,7 @@ from pyarrow import compute
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import contiguous, is_numeric, to_numpy
 from anyaccel.errors import ColumnError
-from anyaccel.fitting.tables import DATES, NUMBERS, code_to_read
+from anyaccel_sklearn.tables.text_values import DATES, NUMBERS, code_to_read
 
 NUMBER, BOOL, TEXT, DATE, EMPTY = "number", "bool", "text", "date", "empty"
 """Families of types: types of one family can be in the same column."""

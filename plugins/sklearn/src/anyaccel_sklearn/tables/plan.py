@@ -14,7 +14,6 @@ from anyaccel.arguments import shown
 from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError, PhaseError, TableWarning
 from anyaccel.fitting.table_columns import TableColumn
-from anyaccel.fitting.tables import DATES, NUMBERS, code_to_read, is_order_unknown, share_like
 from anyaccel.user_level import user_level
 from anyaccel_sklearn.tables.arrow_values import (
     BOOL,
@@ -29,6 +28,7 @@ from anyaccel_sklearn.tables.arrow_values import (
     numbers,
 )
 from anyaccel_sklearn.tables.given_transformer import GivenTransformer
+from anyaccel_sklearn.tables.text_values import DATES, NUMBERS, code_to_read, is_order_unknown, share_like
 from anyaccel_sklearn.tables.treatment import FEW, MANY_ROWS, TableTreatment
 from anyaccel_sklearn.transforms.scalers import SCALERS
 

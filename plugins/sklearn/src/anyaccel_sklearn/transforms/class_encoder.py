@@ -9,6 +9,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.data.roles import listed
 from anyaccel.errors import TransformError
+from anyaccel_sklearn.tables.text_values import check_text_classes
 
 
 class ClassEncoder:
@@ -22,6 +23,11 @@ class ClassEncoder:
     >>> ClassEncoder().fit(labels).transform(labels).tolist()
     [[1], [0], [1]]
     """
+
+    @staticmethod
+    def check_labels(name: str, column: Any) -> None:
+        """Refuse a column of text whose values are hardly names of classes; see `check_text_classes`."""
+        check_text_classes(name, column)
 
     def fit(self, x: np.ndarray) -> ClassEncoder:
         """Record the labels of `x` [n, 1].

@@ -1,0 +1,121 @@
+"""TableFeatures: from the columns of a table to features, classes and scaled targets; and metrics in their units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.data import FeatureSet
+from anyaccel.errors import PhaseError
+from anyaccel.fitting.tables import LossOf, RawTable, treatment_in
+from anyaccel.metrics import Metric
+from anyaccel.specs import takes_classes
+from anyaccel_sklearn.tables.plan import treatment_of
+from anyaccel_sklearn.transforms.class_encoder import ClassEncoder
+from anyaccel_sklearn.transforms.scalers import scaler_of
+
+_SCALED_LOSSES = ("mse", "mae", "huber", "smooth_l1")
+_SCALE_FREE = ("r2", "explained_variance")
+
+
+class TableFeatures:
+    """The features of a fit that are built from the columns of a table.
+
+    Args:
+        raw: The table.
+        loss_of: Function that returns the named loss of a target, or None.
+        seed: Seed of all random numbers.
+    """
+
+    def __init__(self, raw: RawTable, loss_of: LossOf, seed: int) -> None:
+        self._raw, self._loss_of, self._seed = raw, loss_of, seed
+
+    def with_class_names(self, data: FeatureSet) -> FeatureSet:
+        """Replace integers that name classes by class indices.
+
+        Raises:
+            PhaseError: A target has only one class.
+        """
+        for name in data.targets:
+            loss, values = self._loss_of(name), data.array(name)
+            if loss is None or not takes_classes(loss):
+                continue
+            classes = np.unique(values).tolist()
+            if values.ndim == 1 and len(classes) < 2:
+                names = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), classes)
+                raise PhaseError(
+                    f"the target {name!r} is {shown(names[0])} in all {len(values):,} "
+                    f"{'row' if len(values) == 1 else 'rows'}: with one class there is "
+                    "nothing to learn",
+                    hint="pass rows of all classes",
+                )
+            if values.ndim == 1 and values.dtype.kind in "iu" and not np.array_equal(classes, np.arange(len(classes))):
+                data = data.fit_transform(ClassEncoder(), name, fit_on="all")
+        return data
+
+    def with_features(self, data: FeatureSet, train: str) -> FeatureSet:
+        """Return the data with one feature, which is built from all feature columns; and with scaled targets."""
+        rows, how = data.split(train), self._raw.how
+        target = data.array(data.targets[0])[rows.rows] if len(data.targets) == 1 else None
+        target = None if target is None or target.ndim > 1 else target
+        treatment: Any = treatment_of(
+            how.preprocess,
+            rows.to_arrow().select(list(self._raw.features)),
+            target,
+            as_categories=how.categories,
+            embed=how.embed,
+            embeds=how.embeds,
+            seed=self._seed,
+        )
+        into = "features"
+        while into in data.columns:
+            into += "_"
+        data = data.fit_transform(treatment, treatment.names, fit_on=train, role="feature", into=into)
+        data = data.select(features=into)
+        for name in data.targets:
+            loss = self._loss_of(name)
+            if loss is not None and loss.name in _SCALED_LOSSES:
+                data = data.fit_transform(scaler_of("standard"), name, fit_on=train)
+        return data
+
+    @staticmethod
+    def metrics_in_units(metrics: Any, data: FeatureSet) -> Any:
+        """Return metrics of values in the units of the only target if it is scaled; otherwise unchanged."""
+        is_list = not isinstance(metrics, Mapping)  # which EvalPhase refuses
+        if not is_list or len(data.targets) != 1 or not _is_scaled(data):
+            return metrics
+        several: Sequence[Any] = metrics if isinstance(metrics, (list, tuple)) else [metrics]
+        return [_in_units(item if isinstance(item, Metric) else Metric(item), data) for item in several]
+
+
+class MetricInUnits:
+    """A metric of a scaled target, computed in the target's units.
+
+    Args:
+        metric: Metric to compute.
+        data: Data whose only target is scaled.
+    """
+
+    def __init__(self, metric: Metric, data: FeatureSet) -> None:
+        self.metric, self._data = metric, data
+        self.__name__ = metric.label
+
+    def __call__(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        """Return the metric of outputs and targets after their scaling is undone."""
+        return self.metric.compute(*(self._data.inverse(values, self._data.targets) for values in (outputs, targets)))
+
+
+def _is_scaled(data: FeatureSet) -> bool:
+    """Return whether the target was transformed after features were built from a table, which only `fit` does."""
+    treated = [treatment_in(fitted) is not None for fitted in data.transforms]
+    later = data.transforms[treated.index(True) :] if any(treated) else ()
+    return any(fitted.results == data.targets for fitted in later)
+
+
+def _in_units(metric: Metric, data: FeatureSet) -> Metric:
+    if metric.name in _SCALE_FREE or metric.targets != "targets" or metric.mask is not None:
+        return metric
+    return Metric(MetricInUnits(metric, data), on=metric.on, label=metric.label)

@@ -1,0 +1,90 @@
+"""Text that looks like numbers or dates, and the pandas code that reads it as such."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import compute
+
+from anyaccel.arguments import shown
+from anyaccel.errors import PhaseError
+from anyaccel.fitting.tables import CLASSES_OF_INTEGERS
+
+NUMBERS, DATES = "numbers", "dates"
+
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_LIKE = {
+    NUMBERS: r"^\s*[-+]?\s*[$€£¥]?\s*(\d+([.,]\d*)*|[.,]\d+)([eE][-+]?\d+)?\s*[%$€£¥]?\s*$",
+    DATES: r"(?i)^\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|"
+    rf"\d{{1,2}}\.?[ -]{_MONTH}[ -]\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})([T ,].*)?$",
+}
+_THOUSANDS = r"^\s*[-+$€£¥]*\s*\d{1,3}(,\d{3})+(\.\d*)?\s*[%$€£¥]?\s*$"
+_COMMA, _SYMBOLS = r",", r"[%$€£¥]"
+_DAY_FIRST, _MONTH_FIRST = r"^\s*(1[3-9]|2\d|3[01])[-/.]", r"^\s*\d{1,2}[-/.](1[3-9]|2\d|3[01])[-/.]"
+_YEAR_FIRST = r"^\s*\d{4}[-/.]"
+_SEPARATED = r"^\s*\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
+
+
+def share_like(column: Any, what: str) -> float:
+    """Return the fraction of a column's texts that look like NUMBERS or like DATES."""
+    return _share(column, _LIKE[what])
+
+
+def code_to_read(name: str, column: Any, what: str) -> str:
+    """Return pandas code that reads a column of text as NUMBERS or DATES, with the thousands, decimal commas, percent
+    signs and order of day and month that its values have.
+    """
+    texts, like = f"table[{name!r}]", column.filter(compute.match_substring_regex(column, _LIKE[what]))
+    if what == NUMBERS:
+        has_comma, signs = _share(like, _COMMA) > 0, "%$€£¥" if _share(like, _SYMBOLS) else ""
+        is_thousands = has_comma and _share(like.filter(compute.match_substring_regex(like, _COMMA)), _THOUSANDS) == 1
+        if signs or is_thousands:
+            texts += f".str.replace('[{signs}{',' if is_thousands else ''} ]', '', regex=True)"
+        if has_comma and not is_thousands:
+            texts += ".str.replace('.', '').str.replace(',', '.')"
+        return f"pandas.to_numeric({texts}, errors='coerce')"
+    errors = ", errors='coerce'" if len(like) < len(column) - column.null_count else ""
+    if not _share(like, _SEPARATED):
+        return f"pandas.to_datetime({texts}, format='mixed'{errors})"
+    order = f"dayfirst={_share(like, _DAY_FIRST) > _share(like, _MONTH_FIRST)}"
+    if not _share(like, _YEAR_FIRST):
+        return f"pandas.to_datetime({texts}, format='mixed', {order}{errors})"
+    others = f"pandas.to_datetime({texts}, format='mixed', {order}, errors='coerce')"  # it would turn ISO dates round
+    return f"pandas.to_datetime({texts}, format='ISO8601', errors='coerce').fillna({others})"
+
+
+def is_order_unknown(column: Any) -> bool:
+    """Return whether a date such as 3/4/2020 may begin with the day or with the month."""
+    return bool(_share(column, _SEPARATED)) and not _share(column, _DAY_FIRST) and not _share(column, _MONTH_FIRST)
+
+
+def _share(column: Any, pattern: str) -> float:
+    return compute.mean(compute.match_substring_regex(column, pattern).cast("uint8")).as_py() or 0.0
+
+
+def check_text_classes(name: str, column: Any) -> None:
+    """Refuse the text of a target as classes if it contains numbers, or if most rows would be a separate class.
+
+    Raises:
+        PhaseError: The text is not the name of a class.
+    """
+    n_classes, n_rows = compute.count_distinct(column).as_py(), len(column) - column.null_count
+    share = share_like(column, NUMBERS)
+    if n_classes > CLASSES_OF_INTEGERS and share > 0.5:
+        value = next(value for value in column.to_pylist() if value is not None and _is_like_number(value))
+        raise PhaseError(
+            f"the target {name!r} is text, and {share:.0%} of its {n_classes:,} different values look like numbers, "
+            f"such as {shown(value)}",
+            hint=f"read it as numbers, table[{name!r}] = {code_to_read(name, column, NUMBERS)}; or write "
+            "loss='cross_entropy', if each value is a class",
+        )
+    if n_classes > CLASSES_OF_INTEGERS and 2 * n_classes > n_rows:
+        raise PhaseError(
+            f"the target {name!r} is text with {n_classes:,} different values in {n_rows:,} rows, too many for classes",
+            hint="name another target; or write loss='cross_entropy', if each value is a class",
+        )
+
+
+def _is_like_number(value: str) -> bool:
+    return share_like(pa.chunked_array([pa.array([value])]), NUMBERS) > 0
