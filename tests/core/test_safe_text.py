@@ -98,7 +98,7 @@ def test_plans_results_progress_and_warnings_are_escaped():
             experiment = aa.Experiment("e", graph, progress=progress)
             experiment.run(phase, test)
     plan = experiment.plan(phase)
-    seen = [str(plan), repr(plan), plan.explain("net"), graph.summary(), graph.visualize(), written.getvalue()]
+    seen = [str(plan), repr(plan), plan.explain("net"), graph.summary(), written.getvalue()]
     seen += [repr(results) for results in experiment.history] + [repr(experiment.compare()), *map(str, told)]
     seen += [str(event) for results in experiment.history for event in results.events]
     for text in seen:

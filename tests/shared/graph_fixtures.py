@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from anyaccel import FeatureSet, SequentialMLP
-from anyaccel.numpy_backend import simulate
+from anyaccel.adapter import VjpResult
+from anyaccel.numpy_backend import Module, simulate
 
 
 @pytest.fixture
@@ -43,3 +44,29 @@ def mlp() -> Callable[..., SequentialMLP]:
         return SequentialMLP(output_shape or (1,), n_layers=n_layers, hidden_dim=hidden_dim, **settings)
 
     return make
+
+
+class Parts(Module):
+    """Cuts its input [n] into pieces of these sizes along the last axis, scaled by a parameter: several outputs."""
+
+    dtype = "float32"
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.ends = np.cumsum(sizes)
+        self.parameters["scale"] = np.ones(1, "float32")
+
+    def apply(self, values, inputs, *, train, key):
+        (x,), scale = inputs, values["scale"]
+        bounds = list(zip([0, *self.ends[:-1]], self.ends, strict=True))
+
+        def pullback(cotangents):
+            whole = np.concatenate(cotangents, axis=-1)
+            return {"scale": np.sum(whole * x[..., : self.ends[-1]]).reshape(1)}, (whole * scale,)
+
+        return VjpResult(tuple(x[..., low:high] * scale for low, high in bounds), pullback)
+
+
+@pytest.fixture
+def parts() -> type[Parts]:
+    return Parts

@@ -52,7 +52,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-resources": "resolve",
     },
     SETTINGS: {
-        "anyaccel-devtools": "Loop.profile ModelGraph.visualize.svg Plan.to_html",
+        "anyaccel-devtools": "Loop.profile ModelGraph.visualize Plan.to_html",
         "anyaccel-distributed": (
             "EvalPhase.replicas ModelNode.sharding TrainPhase.deterministic TrainPhase.per_replica TrainPhase.replicas "
             "TrainPhase.sharding TrainPhase.sync_batchnorm"

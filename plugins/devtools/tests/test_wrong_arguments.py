@@ -29,6 +29,7 @@ CALLS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
         {"graph": graph(), "phase": train(), "min_lr": 1e-4, "max_lr": 0.1, "n_steps": 10, "smoothing": 0.5}
         | {"stop_factor": 4.0, "progress": "none"},
     ),
+    "ModelGraph.visualize": lambda: (graph().visualize, {"format": "mermaid", "plan": None}),
     "Profile": lambda: (aa.Profile, {"steps": (10, 20), "folder": "profile"}),
     "Plan.to_html": lambda: (train().plan(graph()).to_html, {"picture": None}),
 }

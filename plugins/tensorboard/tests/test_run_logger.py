@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -198,8 +199,13 @@ def test_the_plan_and_the_graph_are_written(logged, read, experiment, train):
     results = ours.run_phase(train())
     texts = read(logged / "demo/train-1").texts
     assert from_block(texts["plan"]) == str(results.plan)
-    table, word, drawing = texts["graph"].split("\n\n")
-    assert (from_block(table), word) == (ours.graph.summary(), "Mermaid:")
+    table, *drawn = texts["graph"].split("\n\n")
+    assert from_block(table) == ours.graph.summary()
+    if find_spec("anyaccel_devtools") is None:
+        assert drawn == []
+        return
+    word, drawing = drawn
+    assert word == "Mermaid:"
     assert from_block(drawing) == ours.graph.visualize(plan=results.plan) and "flowchart LR" in drawing
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from graph_fixtures import mlp as mlp
+from graph_fixtures import parts as parts
 from graph_fixtures import sims as sims
 from graph_fixtures import table as table
 
-from anyaccel.adapter import VjpResult
 from anyaccel.device import Device
-from anyaccel.numpy_backend import Module, NumpyBackend
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.plugin_testing import plugin_module
 from anyaccel.registry import Registry
 
@@ -62,29 +61,3 @@ class Twin(NumpyBackend):
 @pytest.fixture
 def twin() -> type[Twin]:
     return Twin
-
-
-class Parts(Module):
-    """Cuts its input [n] into pieces of these sizes along the last axis, scaled by a parameter: several outputs."""
-
-    dtype = "float32"
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__()
-        self.ends = np.cumsum(sizes)
-        self.parameters["scale"] = np.ones(1, "float32")
-
-    def apply(self, values, inputs, *, train, key):
-        (x,), scale = inputs, values["scale"]
-        bounds = list(zip([0, *self.ends[:-1]], self.ends, strict=True))
-
-        def pullback(cotangents):
-            whole = np.concatenate(cotangents, axis=-1)
-            return {"scale": np.sum(whole * x[..., : self.ends[-1]]).reshape(1)}, (whole * scale,)
-
-        return VjpResult(tuple(x[..., low:high] * scale for low, high in bounds), pullback)
-
-
-@pytest.fixture
-def parts() -> type[Parts]:
-    return Parts

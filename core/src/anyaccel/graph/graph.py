@@ -14,16 +14,17 @@ from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
-from anyaccel.errors import ConfigError, GraphError, PhaseError, StateError
+from anyaccel.distributions import SETTINGS, load
+from anyaccel.errors import ConfigError, GraphError, MissingDistributionError, PhaseError, StateError
 from anyaccel.graph import data_config, serialization, state_dict, state_loading, topology, weight_loading
-from anyaccel.graph.drawing import mermaid, notebook
+from anyaccel.graph.node_places import summary
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.serialization import versions_of
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.graph.state_loading import mapped
 from anyaccel.graph.weight_loading import Change, LoadedWeights, Names
-from anyaccel.html import guarded
+from anyaccel.html import Markup, element, escaped, faint, guarded, line, page
 from anyaccel.registry import registry
 from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer
@@ -334,7 +335,7 @@ class ModelGraph(AttributeHints):
             net   SequentialMLP  numpy      cpu:0   float32[3]  float32[2]  98
             98 parameters
         """
-        return mermaid.summary(self._nodes, self.shapes, registry(), self.label)
+        return summary(self._nodes, self.shapes, registry(), self.label)
 
     def visualize(self, format: str = "mermaid", *, plan: Plan | None = None) -> str:
         """Draw the graph, colored by device. Labels are escaped; nothing is built or placed.
@@ -346,19 +347,24 @@ class ModelGraph(AttributeHints):
 
         Raises:
             GraphError: an unknown format, or the plan of another graph.
-            MissingDistributionError: the format is `"svg"`, and `anyaccel-devtools`, which draws it, is not installed.
-
-        Example:
-            >>> import anyaccel as aa, numpy as np
-            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 3), "float32")}, ["x"])
-            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([2]), data)], seed=0)
-            >>> graph.visualize().splitlines()[0]
-            'flowchart LR'
+            MissingDistributionError: `anyaccel-devtools`, which draws graphs, is not installed.
         """
-        return mermaid.draw(self.label, self._nodes, self._shapes, plan, registry(), format)
+        drawing = load(SETTINGS, "ModelGraph.visualize")
+        drawn: str = drawing.draw(self.label, self._nodes, self._shapes, plan, registry(), format)
+        return drawn
 
     def _repr_html_(self) -> str:
-        return guarded(self, lambda: notebook.graph_page(self.label, self._nodes, self._shapes))
+        def build() -> Markup:
+            try:
+                drawing = load(SETTINGS, "ModelGraph.visualize")
+            except MissingDistributionError as error:
+                table = repr(self) if self._shapes is None else self.summary()
+                lines = "\n".join(escaped(text, 400) for text in table.splitlines())
+                return page("ModelGraph", self.label, line(faint(f"not drawn: {error}")), element("pre", Markup(lines)))
+            drawn: Markup = drawing.graph_page(self.label, self._nodes, self._shapes)
+            return drawn
+
+        return guarded(self, build)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from graph_fixtures import mlp as mlp
+from graph_fixtures import parts as parts
 from graph_fixtures import sims as sims
 from graph_fixtures import table as table
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
-from anyaccel.graph.drawing.diagram import Arrow, Box, Diagram
 from anyaccel.html import colours, text
+from anyaccel_devtools.drawing.diagram import Arrow, Box, Diagram
 from anyaccel_devtools.drawing.layered_layout import Layout, arrange
 from anyaccel_devtools.drawing.svg import OrientedLayout, fitted, svg, text_width
 

@@ -22,7 +22,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from anyaccel.adapter.device_description import start_nvml
 from anyaccel.device import Device
-from anyaccel.errors import PhaseError
+from anyaccel.errors import MissingDistributionError, PhaseError
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel.trackers import Tracker, settings_of
@@ -354,8 +354,12 @@ def plan_text(run: Any) -> str:
 
 
 def graph_text(run: Any) -> str:
-    """Return a table of the nodes, and the graph in Mermaid."""
-    return "\n\n".join([code_block(run.graph.summary()), "Mermaid:", code_block(run.graph.visualize(plan=run.plan))])
+    """Return a table of the nodes, and the graph in Mermaid if what draws it is installed."""
+    table = code_block(run.graph.summary())
+    try:
+        return "\n\n".join([table, "Mermaid:", code_block(run.graph.visualize(plan=run.plan))])
+    except MissingDistributionError:
+        return table
 
 
 def fitted_text(run: Any) -> str:

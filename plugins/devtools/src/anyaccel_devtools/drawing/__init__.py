@@ -1,5 +1,7 @@
-"""Drawings of graphs as SVG, from the description (`Diagram`) that `anyaccel.graph.drawing` makes."""
+"""Drawings of graphs as SVG and Mermaid text, pages of graphs in notebooks, and plans as HTML files."""
 
+from anyaccel_devtools.drawing.mermaid import draw
+from anyaccel_devtools.drawing.notebook import graph_page
 from anyaccel_devtools.drawing.svg import svg
 
-__all__ = ["svg"]
+__all__ = ["draw", "graph_page", "svg"]

@@ -10,8 +10,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from anyaccel.graph.drawing.diagram import Arrow, Box, Diagram
 from anyaccel.html import FONT, NOWHERE, Colours, Markup, colours, element, escaped
+from anyaccel_devtools.drawing.diagram import Arrow, Box, Diagram
 from anyaccel_devtools.drawing.layered_layout import Edge, Key, Layout, Size, arrange
 
 _PAD = 11.0  # between the frame of a card and its text

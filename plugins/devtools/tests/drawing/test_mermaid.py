@@ -1,4 +1,4 @@
-"""Drawing: a table for a terminal, and Mermaid text in which no label can be more than a label."""
+"""Drawing: Mermaid text in which no label can be more than a label."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
-from anyaccel.adapter import VjpResult
 from anyaccel.errors import GraphError
-from anyaccel.graph.drawing.diagram import Arrow, Box, Diagram
-from anyaccel.graph.drawing.mermaid import mermaid
 from anyaccel.html import colours, text
-from anyaccel.numpy_backend import Module
+from anyaccel_devtools.drawing.diagram import Arrow, Box, Diagram
+from anyaccel_devtools.drawing.mermaid import mermaid
 
 
 @pytest.fixture
@@ -32,28 +30,6 @@ def graph(table, mlp):
 def shown(label: str) -> str:
     """What Mermaid makes of a quoted label: its codes are put back."""
     return re.sub(r"#(\d+);", lambda match: chr(int(match[1])), label)
-
-
-def test_a_summary_has_a_line_for_each_node(graph):
-    assert graph.summary().splitlines() == [
-        "graph 'g'",
-        "node  model             framework  device                  takes                   gives       parameters",
-        "a     SequentialMLP     numpy      cpu:0 (asks for gpu:1)  float32[4]              float32[3]  15 (frozen)",
-        "c     concat (axis -1)  numpy      cpu:0                   float32[3], float32[4]  float32[7]  0",
-        "d     SequentialMLP     numpy      cpu:0                   float32[7]              float32[2]  16",
-        "31 parameters",
-    ]
-    assert graph.is_built
-
-
-def test_a_summary_of_one_says_so_and_keeps_to_its_lines(table, mlp):
-    class Mean(Module):
-        def apply(self, values, inputs, *, train, key):
-            return VjpResult((inputs[0].mean(axis=1),), lambda cotangents: ({}, (None,)))
-
-    Mean.__name__ = "Mean\nof all"
-    lines = ModelGraph([ModelNode("m", Mean(), table().reference())]).summary().splitlines()
-    assert len(lines) == 4 and lines[2].startswith("m     Mean of all  numpy") and lines[3] == "0 parameters"
 
 
 def test_an_unbuilt_graph_is_drawn_unbuilt_with_the_devices_that_nodes_ask_for(graph):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from anyaccel.data import Reference
 from anyaccel.errors import GraphError
-from anyaccel.graph import topology
+from anyaccel.graph.node_places import NodePlace, node_places
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_html import ROUTES
@@ -16,7 +16,6 @@ from anyaccel.graph.shape_inference import Shapes
 from anyaccel.html import listing, text
 from anyaccel.registry import Registry
 
-UNPLACED = "as set by the phase"
 _MAX_COLUMNS = 4  # columns of a feature set that a box lists
 
 
@@ -65,16 +64,6 @@ class Diagram:
         return tuple(sorted({box.device for box in self.boxes if box.device}))
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlace:
-    """Framework and device of a node (each `""` if unknown), and the text to show; see Box."""
-
-    framework: str
-    device: str
-    where: str
-    requested: str = ""
-
-
 def build_diagram(
     label: str, nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, registry: Registry
 ) -> Diagram:
@@ -109,52 +98,6 @@ def build_diagram(
                 arrow = Arrow(ids[source], ids[name], ", ".join(filter(None, [text(output), route])), crosses)
             arrows[arrow.source, arrow.target] = _merged(arrows.get((arrow.source, arrow.target)), arrow)
     return Diagram(label, (*data.values(), *boxes), tuple(arrows.values()))
-
-
-def node_places(
-    nodes: Mapping[str, Node], shapes: Shapes | None, plan: Plan | None, registry: Registry
-) -> dict[str, NodePlace]:
-    """Return the place of each node: by the plan, otherwise where its model is now, otherwise the device it asks
-    for.
-    """
-    known_places = {
-        name: _current_place(node, shapes, registry) for name, node in nodes.items() if isinstance(node, ModelNode)
-    }
-    for name in reversed(topology.topological(nodes)):
-        if name not in known_places:
-            near = [*topology.consumers(name, nodes), *topology.parents(nodes[name], nodes)]
-            places = [known_places[other] for other in near if other in known_places]
-            known_places[name] = replace(places[0], requested="") if places else NodePlace("", "", UNPLACED)
-    if plan is not None:
-        planned = {
-            part.node: NodePlace(part.framework, str(part.device), str(part.device)) for part in plan.assignments
-        }
-        unplanned = {name: NodePlace(place.framework, "", "not in this plan") for name, place in known_places.items()}
-        return {**unplanned, **planned}
-    return known_places
-
-
-def _current_place(node: ModelNode, shapes: Shapes | None, registry: Registry) -> NodePlace:
-    framework = node.framework or (
-        shapes.frameworks.get(node.label, "") if shapes else _framework(node.model, registry)
-    )
-    current, requested = _device_of(node.model, framework, registry), str(node.accelerator or "")
-    if not current:
-        return NodePlace(framework, requested, requested or UNPLACED)
-    return NodePlace(framework, current, current, requested if requested != current else "")
-
-
-def _framework(model: Any, registry: Registry) -> str:
-    owners = registry.owners(model)
-    return owners[0] if len(owners) == 1 else ""
-
-
-def _device_of(model: Any, framework: str, registry: Registry) -> str:
-    """Return the device of a model, `""` if it has none or its backend cannot tell."""
-    try:
-        return str(registry.find(framework).device_of(model) or "") if framework else ""
-    except Exception:  # a model under construction, or on several devices, must not break the drawing
-        return ""
 
 
 def _box(box_id: str, node: Node, nodes: Mapping[str, Node], shapes: Shapes | None, place: NodePlace) -> Box:

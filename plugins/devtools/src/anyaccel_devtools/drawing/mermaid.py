@@ -1,60 +1,20 @@
-"""Summary tables of graphs, and diagrams as Mermaid text."""
+"""Diagrams of graphs as Mermaid text, and the choice of a format."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
-from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import GraphError
-from anyaccel.graph.drawing.diagram import Box, Diagram, NodePlace, build_diagram, node_places
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
-from anyaccel.graph.plan import Plan, number_of, table
+from anyaccel.graph.nodes import Node
+from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.html import Markup, colours, text
 from anyaccel.registry import Registry
+from anyaccel_devtools.drawing.diagram import Box, Diagram, build_diagram
+from anyaccel_devtools.drawing.svg import svg
 
 _SPECIAL = frozenset("#&<>\"'`[]{}")  # braces, as a Mermaid directive may occur anywhere in the text
 FORMATS = ("mermaid", "svg")
-
-
-def summary(nodes: Mapping[str, Node], shapes: Shapes, registry: Registry, label: str) -> str:
-    """Return a table of nodes, and the total number of parameters (shared models count once)."""
-    rows = [("node", "model", "framework", "device", "takes", "gives", "parameters")]
-    total, seen, places = 0, set(), node_places(nodes, shapes, None, registry)
-    for name in shapes.order:
-        node = nodes[name]
-        count = _parameters(node, shapes) if shapes.outputs[name] else 0
-        model = getattr(node, "model", None)
-        total += 0 if id(model) in seen else count
-        seen.add(id(model) if model is not None else None)
-        columns = (name, _kind(node), shapes.frameworks[name], _where(places[name]))
-        rows.append((*columns, *_shapes(name, shapes), _count(node, count)))
-    return "\n".join([f"graph {label!r}", *table(rows), number_of(total, "parameter")])
-
-
-def _kind(node: Node) -> str:
-    return f"concat (axis {node.axis})" if isinstance(node, ConcatNode) else model_name(node.model)
-
-
-def _where(place: NodePlace) -> str:
-    return f"{place.where} (asks for {place.requested})" if place.requested else place.where
-
-
-def _shapes(name: str, shapes: Shapes) -> tuple[str, str]:
-    return ", ".join(map(str, shapes.wanted(name))), ", ".join(
-        str(shapes.specs[value]) for value in shapes.outputs[name]
-    )
-
-
-def _count(node: Node, count: int) -> str:
-    return f"{count:,}" + (" (frozen)" if isinstance(node, ModelNode) and node.frozen else "")
-
-
-def _parameters(node: Node, shapes: Shapes) -> int:
-    if isinstance(node, ConcatNode):
-        return 0
-    return sum(math.prod(spec.shape) for spec in shapes.backends[node.label].parameters(node.model).values())
 
 
 def draw(
@@ -64,7 +24,6 @@ def draw(
 
     Raises:
         GraphError: unknown format, or the plan of another graph.
-        MissingDistributionError: `"svg"`, and what draws it is not installed.
     """
     if format not in FORMATS:
         raise GraphError(
@@ -78,19 +37,6 @@ def draw(
         )
     diagram = build_diagram(label, nodes, shapes, plan, registry)
     return svg(diagram) if format == "svg" else mermaid(diagram)
-
-
-def svg(diagram: Diagram) -> Markup:
-    """Return the diagram as a self-contained SVG document.
-
-    Raises:
-        MissingDistributionError: the distribution that draws is not installed.
-    """
-    drawn: Markup = load(SETTINGS, "ModelGraph.visualize.svg")(diagram)
-    return drawn
-
-
-# -- Mermaid -----------------------------------------------------------------------------------------------------------
 
 
 def mermaid(diagram: Diagram) -> str:

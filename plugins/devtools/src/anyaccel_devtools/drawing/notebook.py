@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from anyaccel.errors import MissingDistributionError
-from anyaccel.graph.drawing.diagram import Box, Diagram, build_diagram
-from anyaccel.graph.drawing.mermaid import svg
 from anyaccel.graph.nodes import ConcatNode, Node
 from anyaccel.graph.plan import number_of
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.html import Markup, badge, element, faint, joined, line, page, row, table
 from anyaccel.registry import registry
+from anyaccel_devtools.drawing.diagram import Box, build_diagram
+from anyaccel_devtools.drawing.svg import svg
 
 _MAX_BOXES, _MAX_ARROWS = 120, 240  # larger graphs are shown as a table only: drawing them takes long
 
@@ -29,17 +28,9 @@ def graph_page(label: str, nodes: Mapping[str, Node], shapes: Shapes | None) -> 
         "ModelGraph",
         label,
         line(faint(state)),
-        _picture(diagram) if small else None,
+        element("div", svg(diagram), style="overflow-x:auto") if small else None,
         table(head, list(zip(boxes, nodes.values(), strict=True)), lambda pair: _node_row(pair[0], pair[1], shapes)),
     )
-
-
-def _picture(diagram: Diagram) -> Markup:
-    """Return the drawing; where what draws is not installed, how to install it."""
-    try:
-        return element("div", svg(diagram), style="overflow-x:auto")
-    except MissingDistributionError as error:
-        return line(faint(f"not drawn: {error}"))
 
 
 def _node_row(box: Box, node: Node, shapes: Shapes | None) -> Markup:
