@@ -1,4 +1,4 @@
-"""Processes of a loop of JAX that do not do the same: FOLDER, and cases with commas between.
+"""Processes of a loop of JAX of which the last does something else: FOLDER, and cases with commas between.
 
 All processes go on after a case whose error all of them have; each writes the texts to the folder. The last case may
 end them.
@@ -26,15 +26,15 @@ import anyaccel as aa
 from anyaccel.errors import AnyaccelError
 
 Loop: Any = aa.Loop
-ROWS = np.random.default_rng(0).normal(size=(96, 5)).astype(np.float32)
+ROWS = np.random.default_rng(0).normal(size=(108, 5)).astype(np.float32)
 ENDING = ("raises", "killed", "alone", "hangs", "leaves")
 
 
 class Rows:
-    """Batches of 16 rows, of which the second process may have others."""
+    """Batches of 18 rows, of which the last process may have others."""
 
-    def __init__(self, case: str, rank: int, length: int | None = 6) -> None:
-        self._case, self._rank, self._length = case, rank, length
+    def __init__(self, case: str, is_last: bool, length: int | None = 6) -> None:
+        self._case, self._is_last, self._length = case, is_last, length
 
     def __len__(self) -> int:
         if self._length is None:
@@ -42,12 +42,12 @@ class Rows:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        for number, first in enumerate(range(0, 96, 16)):
-            batch, is_other = ROWS[first : first + 16], self._rank == 1 and number == 3
-            if self._case == "content" and self._rank == 1:
-                batch = ROWS[::-1][first : first + 16]
+        for number, first in enumerate(range(0, 108, 18)):
+            batch, is_other = ROWS[first : first + 18], self._is_last and number == 3
+            if self._case == "content" and self._is_last:
+                batch = ROWS[::-1][first : first + 18]
             if self._case == "fewer" and is_other:
-                batch = batch[:8]
+                batch = batch[:12]
             if self._case == "dtype" and is_other:
                 batch = batch.astype(np.int32)
             if self._case == "stream" and is_other:
@@ -58,7 +58,8 @@ class Rows:
 def trained(case: str, folder: Path, length: int | None = 6) -> None:
     loop = Loop("cpu", framework="jax")
     rank = loop.process_index
-    params, loader = loop.prepare({"w": jnp.zeros(5)}, Rows(case, rank, length))
+    is_last = rank == loop.num_processes - 1
+    params, loader = loop.prepare({"w": jnp.zeros(5)}, Rows(case, is_last, length))
     grads_of = loop.value_and_grad(lambda params, x: jnp.mean((x @ params["w"] - x.sum(axis=1)) ** 2))
 
     @loop.compile
@@ -67,7 +68,7 @@ def trained(case: str, folder: Path, length: int | None = 6) -> None:
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
 
     for number, x in enumerate(loader):
-        if number == 2 and rank == 1:
+        if number == 2 and is_last:
             if case == "raises":
                 raise ValueError("in the loss")
             if case == "killed":
@@ -78,9 +79,9 @@ def trained(case: str, folder: Path, length: int | None = 6) -> None:
             loop.save(folder / "alone")
         params, value = step(params, x)
         float(value)
-        if number == 2 and rank == 0 and case == "leaves":
+        if number == 2 and is_last and case == "leaves":
             break
-    if case == "leaves" and rank == 0:
+    if case == "leaves" and is_last:
         loop.any(True)
     if case == "foreign":
         loop.save(folder / "foreign")
@@ -93,9 +94,9 @@ def foreign(folder: Path) -> None:
 
 
 def calls(folder: Path) -> None:
-    """One process asks, another adds up."""
+    """The last process adds up, the others ask."""
     loop = Loop("cpu", framework="jax")
-    if loop.is_main_process:
+    if loop.process_index < loop.num_processes - 1:
         loop.any(False)
     else:
         loop.reduce(1.0, "sum")
@@ -109,7 +110,7 @@ def twice(folder: Path) -> None:
 
 def unplaced(folder: Path) -> None:
     """`prepare` alone joins nothing."""
-    aa.prepare(Rows("", 0))
+    aa.prepare(Rows("", False))
 
 
 def sizes(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Processes of a loop of TensorFlow that do not do the same, or of which one runs out of memory: FOLDER, and cases.
+"""Processes of a loop of TensorFlow of which the last does something else, or has no memory: FOLDER, and cases.
 
 All processes go on after a case whose error all of them have; each writes the texts to the folder. The last case may
 end them.
@@ -27,25 +27,25 @@ ENDING = ("raises", "killed", "alone", "hangs")
 MEMORY = ("data", "forward", "backward", "statistics", "step", "end", "save", "all", "eager", "never")
 
 
-def batches_of(case: str, rank: int) -> Any:
-    """Batches of 16 rows, of which the second process may have others."""
+def batches_of(case: str, is_last: bool) -> Any:
+    """Batches of 16 rows, of which the last process may have others."""
 
     def stream() -> Iterator[Any]:
         x, y = script.rows(96)
-        if case == "content" and rank == 1:
+        if case == "content" and is_last:
             x = x[::-1]
         for number, first in enumerate(range(0, 96, 16)):
-            if case == "stream" and rank == 1 and number == 3:
+            if case == "stream" and is_last and number == 3:
                 return
-            rows = slice(first, first + (8 if case == "fewer" and rank == 1 and number == 3 else 16))
+            rows = slice(first, first + (8 if case == "fewer" and is_last and number == 3 else 16))
             yield x[rows], y[rows]
 
-    dtype = tf.float32 if case == "dtype" and rank == 1 else tf.float64
+    dtype = tf.float32 if case == "dtype" and is_last else tf.float64
     signature = tuple(tf.TensorSpec((None, n), dtype) for n in (5, 1))
     dataset = tf.data.Dataset.from_generator(stream, output_signature=signature)
     if case != "stream":
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(6))
-    return dataset.map(lambda x, y: {"x": x, "y": y}) if case == "structure" and rank == 1 else dataset
+    return dataset.map(lambda x, y: {"x": x, "y": y}) if case == "structure" and is_last else dataset
 
 
 def step_of(loop: Any, model: Any, optimizer: Any) -> Any:
@@ -63,10 +63,11 @@ def step_of(loop: Any, model: Any, optimizer: Any) -> Any:
 def trained(case: str, folder: Path) -> None:
     loop = script.loop_of()
     rank = loop.process_index
-    model, optimizer, batches = loop.prepare(script.model_of(), script.optimizer_of(), batches_of(case, rank))
+    is_last = rank == loop.num_processes - 1
+    model, optimizer, batches = loop.prepare(script.model_of(), script.optimizer_of(), batches_of(case, is_last))
     step = step_of(loop, model, optimizer)
     for number, (x, y) in enumerate(batches):
-        if number == 2 and rank == 1:
+        if number == 2 and is_last:
             if case == "raises":
                 raise ValueError("in the loss")
             if case == "killed":
@@ -87,9 +88,9 @@ def foreign(folder: Path) -> None:
 
 
 def calls(folder: Path) -> None:
-    """One process asks, another adds up."""
+    """The last process adds up, the others ask."""
     loop = script.loop_of()
-    if loop.is_main_process:
+    if loop.process_index < loop.num_processes - 1:
         loop.any(False)
     else:
         loop.reduce(1.0, "sum")

@@ -184,11 +184,12 @@ def test_a_loop_goes_on_within_an_epoch_and_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.whole
-def test_killed_processes_go_on_and_so_does_another_number(tmp_path: Path) -> None:
-    expected = told(started(2, f"resumed:{tmp_path / 'a'}"))["resumed"]
+@pytest.mark.parametrize("size", [2, 3])
+def test_killed_processes_go_on_and_so_does_another_number(tmp_path: Path, size: int) -> None:
+    expected = told(started(size, f"resumed:{tmp_path / 'a'}"))["resumed"]
     folder = tmp_path / "b"
-    assert started(2, f"resumed:{folder}:19").returncode != 0
-    found = told(started(2, f"resumed:{folder}"))["resumed"]
+    assert started(size, f"resumed:{folder}:19").returncode != 0
+    found = told(started(size, f"resumed:{folder}"))["resumed"]
     assert found["losses"] == {place: expected["losses"][place] for place in found["losses"]}
     assert 0 < len(found["losses"]) < 14
     assert found["weights"] == expected["weights"]
@@ -196,7 +197,7 @@ def test_killed_processes_go_on_and_so_does_another_number(tmp_path: Path) -> No
     drop = keras.layers.Dropout(0.3, dtype="float64")
     model, _, _ = loop.prepare(script.model_of("float64", drop), keras.optimizers.Adam(0.01), script.data(size=8))
     loop.load(folder)
-    assert script.weights_of(model)[0] == expected["weights"][0], "one process reads what two wrote"
+    assert script.weights_of(model)[0] == expected["weights"][0], "one process reads what several wrote"
 
 
 def test_another_order_of_rows_is_found_when_a_loop_goes_on(tmp_path: Path) -> None:

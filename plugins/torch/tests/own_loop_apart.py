@@ -1,4 +1,4 @@
-"""Processes that do not do the same, each case by its name; all end with an error that says who."""
+"""Processes of which the last does something else, each case by its name; all end with an error that says who."""
 
 from __future__ import annotations
 
@@ -19,59 +19,60 @@ import anyaccel as aa
 
 case, folder = sys.argv[1:]
 loop = aa.Loop("cpu", framework="torch")
-net: Any = normalizing() if case == "norm" else network(loop.process_index if case == "weights" else 0)
+is_other = loop.process_index == loop.num_processes - 1
+net: Any = normalizing() if case == "norm" else network(1 if case == "weights" and is_other else 0)
 
 
 class Stream(IterableDataset[Any]):
-    """Rows of unknown number, of which the second process may have fewer."""
+    """Rows of unknown number, of which the last process may have fewer."""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(zip(*rows_of(19 if case == "stream" and loop.process_index else 30), strict=True))
+        return iter(zip(*(part[: 19 if case == "stream" and is_other else 30] for part in rows_of(30)), strict=True))
 
 
 class Own(Sampler[int]):
     """An order of a generator that nobody finds."""
 
     def __iter__(self) -> Iterator[int]:
-        return iter(np.random.default_rng(loop.process_index).permutation(30).tolist())
+        return iter(np.random.default_rng(int(is_other)).permutation(30).tolist())
 
     def __len__(self) -> int:
         return 30
 
 
 class Wide(Stream):
-    """Batches, that are smaller in the second process."""
+    """Batches, of which the second is larger in the last process."""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(zip(*(part.split(4 + 2 * loop.process_index) for part in rows_of(30)), strict=True))
+        return iter(zip(*(part.split([4, 6, 20] if is_other else [4, 4, 22]) for part in rows_of(30)), strict=True))
 
 
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 x, y = rows_of(30)
 if case == "split by hand":
-    x, y = x[loop.process_index :: 2], y[loop.process_index :: 2]
-n_rows = 20 + 10 * loop.process_index if case == "length" else 30
+    x, y = x[int(is_other) :: 2], y[int(is_other) :: 2]
+n_rows = 20 if case == "length" and not is_other else 30
 loader: Any = DataLoader(TensorDataset(*rows_of(n_rows)), batch_size=5)
 if case == "split by hand":
     loader = DataLoader(TensorDataset(x, y), batch_size=5)
 if case == "own order":
     loader = DataLoader(TensorDataset(x, y), batch_size=5, sampler=Own())
 if case == "other batches":
-    loader = list(x.flip(0).split(5) if loop.process_index else x.split(5)).__iter__()
+    loader = list(x.flip(0).split(5) if is_other else x.split(5)).__iter__()
 if case.startswith("stream"):
     loader = DataLoader(Wide() if "rows" in case else Stream(), batch_size=None if "rows" in case else 5)
 net, optimizer, loader = loop.prepare(net, optimizer, loader)
 if case == "by hand":
     print(sum(len(x) for x, _ in loop.prepare(DataLoader(TensorDataset(*rows_of(9)), batch_size=4))))
 for number, (x, y) in enumerate(loader):
-    if number == 2 and case == "raises" and loop.process_index == 1:
+    if number == 2 and case == "raises" and is_other:
         raise ValueError("in the loss")
-    if number == 2 and case == "killed" and loop.process_index == 1:
+    if number == 2 and case == "killed" and is_other:
         os.kill(os.getpid(), signal.SIGKILL)
-    if number == 2 and case == "hangs" and loop.process_index == 1:
+    if number == 2 and case == "hangs" and is_other:
         time.sleep(600)
     if number == 2 and case == "calls":
-        loop.any(False) if loop.is_main_process else loop.reduce(1.0)
+        loop.reduce(1.0) if is_other else loop.any(False)
     loss = F.mse_loss(net(x), y)
     if case == "plain":
         loss.backward()

@@ -63,7 +63,7 @@ def train(
             if stop and loop.step >= stop:
                 if loop.num_processes == 1:
                     return told
-                if loop.process_index == 1:
+                if loop.process_index == loop.num_processes - 1:
                     os.kill(os.getpid(), signal.SIGKILL)
     return told
 

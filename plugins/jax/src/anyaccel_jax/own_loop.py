@@ -146,7 +146,7 @@ class JaxLoop(Loop):
     def _meet(self, what: str) -> None:
         if self.num_processes > 1:
             with self._processes.group.meeting(what):
-                self._processes.gather_plain(None, what)
+                self._processes.gather_plain(None, what.replace("call", "in"))
 
     # -- prepare ---------------------------------------------------------------------------------------------------
 

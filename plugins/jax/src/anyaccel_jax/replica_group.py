@@ -193,9 +193,10 @@ class JaxReplicaGroup(ReplicaGroup):
         try:
             return call()
         except (RuntimeError, ValueError) as error:
+            silent = [1 - self.rank] if self.size == 2 else self._messages.silent() if self._messages else []
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {first_line(error)}"
-                + (f", about replica {1 - self.rank}" if self.size == 2 else ""),
+                + (f", about {_named(silent)}" if silent else ""),
                 cause="errors of the other replicas, above or in their logs",
                 hint="another replica has ended or does not answer; start all replicas again with their launcher",
             ) from error
@@ -209,6 +210,8 @@ _ENDED = "anyaccel/ended"
 _MEET_SECONDS = 30.0
 _GATHER_SECONDS = 1800.0
 _POLL_SECONDS = 1.0
+_REPORT_SECONDS = 5.0
+"""In which all that have lost another report it."""
 _KEPT = 32
 
 
@@ -238,13 +241,13 @@ class _Messages:
         deadline, client = time.monotonic() + seconds, _client()
         block, number = divmod(self.count, _KEPT)
         self.count += 1
-        every, missing = [], []
+        every, missing = [], list[int]()
         try:
             client.key_value_set_bytes(f"{_PLACE}/{self._rank}/{block}/{number}", message)
             for rank in range(self._size):
                 found = message if rank == self._rank else self._awaited(f"{_PLACE}/{rank}/{block}/{number}", deadline)
                 if found is None:
-                    missing.append(str(rank))
+                    missing.append(rank)
                 else:
                     every.append(found)
             if number == 0 and block > 0 and not missing:  # all have read what came before
@@ -252,7 +255,7 @@ class _Messages:
         except RuntimeError as error:
             raise self._lost(first_line(error)) from error
         if missing:
-            raise self._left(", ".join(missing), seconds)
+            raise self._left(_named(missing), seconds)
         return every
 
     def _awaited(self, key: str, deadline: float) -> bytes | None:
@@ -274,10 +277,24 @@ class _Messages:
         own = f"replica {self._rank} of {self._size}"
         if self.meeting:
             return FrameworkError(
-                f"{own} tried to {self.meeting}, but replica {missing} did not within {seconds:g} seconds",
+                f"{own} tried to {self.meeting}, but {missing} did not within {seconds:g} seconds",
                 hint=f"{self.meeting} in all processes, not only inside `if loop.is_main_process:`",
             )
-        return self._lost(f"replica {missing} has ended, or did not answer within {seconds:g} seconds")
+        return self._lost(f"{missing} ended, or did not answer within {seconds:g} seconds")
+
+    def silent(self) -> list[int]:
+        """Return the ranks that do not report in time that a collective has failed, as this process does."""
+        client, deadline, place = _client(), time.monotonic() + _REPORT_SECONDS, f"{_PLACE}/failed/"
+        try:
+            client.key_value_set(f"{place}{self._rank}", "", allow_overwrite=True)
+            while True:
+                reports = client.key_value_dir_get(place)
+                silent = set(range(self._size)) - {int(name.rpartition("/")[2]) for name, _ in reports}
+                if not silent or time.monotonic() > deadline:
+                    return sorted(silent)
+                time.sleep(_POLL_SECONDS / 10)
+        except RuntimeError:  # the first process has ended, which keeps the messages
+            return [0]
 
     def _lost(self, problem: str) -> FrameworkError:
         return FrameworkError(
@@ -293,6 +310,10 @@ class _Messages:
         for name, other in client.key_value_dir_get(f"{_PLACE}/at/{place}/"):
             found[int(name.rpartition("/")[2])] = other
         return found
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"replica{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _client() -> Any:

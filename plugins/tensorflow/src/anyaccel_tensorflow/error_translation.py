@@ -11,8 +11,11 @@ from anyaccel.adapter.out_of_memory import out_of_memory
 from anyaccel.errors import AnyaccelError, DeviceMismatchError, DeviceUnavailableError, PhaseError
 from anyaccel_tensorflow.object_location import parse_device_name
 
-# What Keras puts around the messages of others, in bold; and the names that TensorFlow gives to nodes.
-_AROUND = re.compile(r"^Exception encountered when calling [^\n]*\n+|\x1b\[\d*m|\{\{(?:function_)?node [^}]*\}\}")
+# What Keras puts around the messages of others, in bold; the frames of a graph; the names of nodes.
+_AROUND = re.compile(
+    r"^Exception encountered when calling [^\n]*\n+|\x1b\[\d*m|\{\{(?:function_)?node [^}]*\}\}"
+    r"|^Graph execution error:\s+(?:Detected at node [^\n]*\s+(?:File \"[^\n]*\s+)*)*"
+)
 _CONFLICT = re.compile(r"cannot compute (\w+) as input #(\d+) was expected to be on (\S+) but is actually on (\S+)")
 
 

@@ -137,7 +137,7 @@ class TensorFlowLoop(Loop):
     def _meet(self, what: str) -> None:
         if self.num_processes > 1:
             with self._processes.group.meeting(what):
-                self._processes.gather_plain(None, what)
+                self._processes.gather_plain(None, what.replace("call", "in"))
 
     def _check_exchanges_apart(self) -> None:
         if any(model.trained for model in self._models):

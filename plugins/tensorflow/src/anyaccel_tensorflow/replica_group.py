@@ -147,10 +147,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             self._departure.fail()
             if not isinstance(error.__cause__, tf.errors.DeadlineExceededError):
                 raise
-            who = f"replica {1 - self.rank}" if self.size == 2 else "others"
+            who = f"replica {1 - self.rank} did not" if self.size == 2 else "not all others did"
             raise FrameworkError(
-                f"replica {self.rank} of {self.size} tried to {what}, but {who} did not within {self._seconds:g} "
-                "seconds",
+                f"replica {self.rank} of {self.size} tried to {what}, but {who} within {self._seconds:g} seconds",
                 hint=f"{what} in all processes, not only inside `if loop.is_main_process:`",
             ) from error
         finally:
