@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from functools import partial
 from typing import Any, ClassVar
 
@@ -137,14 +137,18 @@ class DeviceLoader:
                 yield from moved
             return
         batches, batch = opened or self._open()
+        stream = self._stream_in_turn()
         while batch is not _END:
             yield self._moved(batch)
-            with self._drawing_in_turn():
+            if stream is None:
                 batch = next(batches, _END)
+            else:
+                with stream.drawing():
+                    batch = next(batches, _END)
 
-    def _drawing_in_turn(self) -> AbstractContextManager[Any]:
-        """Return the context for reading a batch between two steps."""
-        return nullcontext()
+    def _stream_in_turn(self) -> SourceRandomness | None:
+        """Return the random numbers for reading an epoch's later batches between steps; None: those of the loop."""
+        return None
 
     def _open_watched(self) -> tuple[Iterator[Any], Any]:
         with watched_rng() as passed:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -130,6 +130,7 @@ class LoopLoader(DeviceLoader):
     Attributes:
         epoch: Number of the current or next epoch, from 0.
         given: Number of batches of this epoch that the loop has received.
+        n_given: Number of batches that the loop has received in all epochs.
         share: `Share` of the last batch.
         n_rows: Number of rows that this process has received since the iteration began.
     """
@@ -148,7 +149,7 @@ class LoopLoader(DeviceLoader):
     ) -> None:
         super().__init__(loader, accelerator, framework)
         self.processes, self._iterations, self.batch = processes, iterations, batch
-        self.epoch = self.given = self.n_rows = 0
+        self.epoch = self.given = self.n_given = self.n_rows = 0
         self._totals = 0  # identifies the numbers of rows of all batches of the epoch
         self.share: Share | None = None
         self._order_of: int | None = None
@@ -159,7 +160,6 @@ class LoopLoader(DeviceLoader):
             available = ", ".join(map(repr, self.ways))
             raise DataError(f"unknown batch={batch!r}", available=available, hint="write batch='global'")
 
-        self._stream: SourceRandomness | None = None
         if accelerator.device.kind == "cpu":
             self._in_turn = True  # there is no copy to overlap with the computation
 
@@ -189,9 +189,10 @@ class LoopLoader(DeviceLoader):
             self._states, skipped, go_on = self._resumed
             self._resumed = None
             generators.load(self._states)
-        self._stream, self.n_rows, self._totals = None, 0, 0
+        self.n_rows = self._totals = 0
         length = _length(self.loader)
-        is_stream = self.processes.size > 1 and length is None
+        is_shared = self.processes.size > 1
+        is_stream = is_shared and length is None
         self._order = self.processes.order(generators, self._states, self._order_of, length)
         self._iterations.begin(self)
         batches = cast("Generator[tuple[Any, Share]]", super().__iter__())
@@ -209,25 +210,19 @@ class LoopLoader(DeviceLoader):
                 if is_stream:
                     self._check_together(number, share)
                 self.given, self.share = number + 1, share
+                self.n_given += 1
                 self.n_rows += share.rows or 0
-                self._totals = (self._totals * 1_000_003 + (share.total or 0)) % 2**61
                 self._iterations.share = share
                 yield batch
                 del batch  # it must not outlive the next
-                lacks_rows = share.rows == 0 or (share.total or self.processes.size) < self.processes.size
-                if lacks_rows and share.total and self._stand_in_rows and not self._iterations.is_weighed(share):
-                    raise DataError(
-                        f"a process has none of the {share.total} rows of batch {number} of {self.loader!r}, but "
-                        "received one of another process, and its results have not been removed",
-                        cause="your own counts and sums would include it twice",
-                        hint="gather the results, each row once: loop.gather(model(x) for x, y in loader)",
-                    )
+                if is_shared:
+                    self._note_shared(number, share)
                 self._iterations.next(self)
             if not has_gone_on:  # the checkpoint was written after the last batch
                 go_on(True)
             if is_stream:
                 self._check_together(self.given, None)
-            if self.processes.size > 1 and not self._knows_rows:
+            if is_shared and not self._knows_rows:
                 self._check_totals()
             if self.share is not None and not self.share.is_last and _length(self.loader) is not None:
                 raise DataError(
@@ -238,6 +233,22 @@ class LoopLoader(DeviceLoader):
         finally:
             batches.close()
             self._iterations.end(self)
+
+    def _note_shared(self, number: int, share: Share) -> None:
+        """Note the rows of a batch that the loop has computed.
+
+        Raises:
+            DataError: This process had none of them, and the loop has not removed those that stood in.
+        """
+        self._totals = (self._totals * 1_000_003 + (share.total or 0)) % 2**61
+        lacks_rows = share.rows == 0 or (share.total or self.processes.size) < self.processes.size
+        if lacks_rows and share.total and self._stand_in_rows and not self._iterations.is_weighed(share):
+            raise DataError(
+                f"a process has none of the {share.total} rows of batch {number} of {self.loader!r}, but "
+                "received one of another process, and its results have not been removed",
+                cause="your own counts and sums would include it twice",
+                hint="gather the results, each row once: loop.gather(model(x) for x, y in loader)",
+            )
 
     def _open(self) -> tuple[Iterator[Any], Any]:
         with self._order.drawing():
@@ -262,12 +273,10 @@ class LoopLoader(DeviceLoader):
         """Return how many of the first batches to read again for their random numbers; others are skipped unread."""
         return n_batches
 
-    def _drawing_in_turn(self) -> AbstractContextManager[Any]:
+    def _stream_in_turn(self) -> SourceRandomness | None:
         if self._draws_nothing or self._draws_alike or self._order.key is None:
-            return nullcontext()
-        if self._stream is None:
-            self._stream = SourceRandomness(self._order.key, in_turn=True)
-        return self._stream.drawing()
+            return None
+        return SourceRandomness(self._order.key, in_turn=True)
 
     def _stream_key(self) -> int | None:
         return self._order.key

@@ -6,7 +6,7 @@ import hashlib
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial, update_wrapper
@@ -371,7 +371,7 @@ class JaxLoop(Loop):
                 cause=f"{len(prepared)} with the structure and shapes passed to prepare(), in the same order",
                 hint="write loop.state = state",
             )
-        self._states.tell(list(zip(prepared, values, strict=True)))
+        self._states.tell([(one, i) for i, one in enumerate(prepared)], values)
 
     def _state(self) -> dict[str, Any]:
         self._states.check_told()
@@ -505,22 +505,22 @@ class _States:
         """Count a traced loss."""
         self.n_losses += 1
 
-    def tell(self, newest: Iterable[tuple[_Prepared, Any]]) -> None:
-        """Record the new states of an update."""
-        for prepared, value in newest:
-            prepared.value = value
+    def tell(self, places: Sequence[tuple[_Prepared, int]], result: Any) -> None:
+        """Record the new states of an update, by their places in a step's result; -1 means the whole result."""
+        for prepared, place in places:
+            prepared.value = result if place < 0 else result[place]
         self._n_steps += 1
         self._count_step()
         self._is_loaded = False
         loader = self._iterations.outermost
-        self._told = self._counts() if loader is None else {loader: loader.count}
+        self._told = self._counts() if loader is None else {loader: loader.n_given}
 
     def loaded(self) -> None:
         """Note that the states come from a checkpoint."""
         self._told, self._is_loaded = self._counts(), True
 
     def _counts(self) -> dict[Any, int]:
-        return {loader: loader.count for loader in self._loaders}
+        return {loader: loader.n_given for loader in self._loaders}
 
     def check_told(self) -> None:
         """Check that the newest states are known.
@@ -529,7 +529,7 @@ class _States:
             StateError: A batch was returned after them.
         """
         told = self._told or dict.fromkeys(self._loaders, 0)
-        is_old = any(loader.count != count for loader, count in told.items())
+        is_old = any(loader.n_given != count for loader, count in told.items())
         if is_old and not all(is_nnx(prepared.value) for prepared in self.prepared):
             raise StateError(
                 "the loop does not know the state after the last batch, because no step of loop.compile() returned it",
@@ -587,7 +587,7 @@ class _CompiledStep:
             if explained is error:
                 raise
             raise explained from error
-        self._states.tell([(prepared, result if place < 0 else result[place]) for prepared, place in self._told])
+        self._states.tell(self._told, result)
         return result
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
@@ -737,18 +737,14 @@ class _JaxShare(Share):
 
 
 class JaxLoader(LoopLoader):
-    """A loader whose batches are global arrays of all rows, in each process.
-
-    Attributes:
-        count: Number of batches in all epochs so far.
-    """
+    """A loader whose batches are global arrays of all rows, in each process."""
 
     ways: ClassVar[tuple[str, ...]] = (*LoopLoader.ways, "padded")
     _stand_in_rows = 0  # all processes have all rows
 
     def __init__(self, loader: Any, *settings: Any, placing: _Placing, together: int) -> None:
         super().__init__(loader, *settings)
-        self._placing, self.count = placing, 0
+        self._placing = placing
         self._iteration = 0  # a number of the iteration, the same in all processes
         self._marks: dict[Any, int] = {}  # of all shapes of batches that there were
         self._shapes = 0  # identifies those of all batches of the epoch
@@ -773,9 +769,11 @@ class JaxLoader(LoopLoader):
 
     def __iter__(self) -> Iterator[Any]:
         self._shapes = 0
+        return self._padded() if self.batch == "padded" else super().__iter__()
+
+    def _padded(self) -> Iterator[Any]:
         with closing(super().__iter__()) as batches:  # type: ignore[type-var]
             for batch in batches:
-                self.count += 1
                 yield batch
                 del batch  # it must not outlive the next
                 padding = getattr(self.share, "padding", None)
@@ -793,22 +791,28 @@ class JaxLoader(LoopLoader):
             count = len(self)
         except TypeError:
             count = None
-        batches, number = self._checked(iter(self.loader)), 0
+        batches = self._checked(iter(self.loader))
         if self.processes.size > 1:
             self._iteration = self.processes.group.n_messages
-        while group := [_on_host(batch) for batch in islice(batches, self._together)]:
-            rows = _rows_of(group[0])
-            if rows is None and (self.processes.size > 1 or len(group) > 1):
-                raise self._without_rows()
-            if len(group) > 1:
-                batch = merged([(batch, _rows_of(batch)) for batch in group], np.concatenate, None)
-                rows = _rows_of(batch)
+        for number, batch in enumerate(batches if self._together == 1 else self._merged(batches)):
+            if _holds_arrays(batch) and batch[0].ndim:
+                rows: int | None = len(batch[0])
             else:
-                (batch,) = group
+                batch = _on_host(batch)
+                rows = rows_of(batch)
+            if rows is None and self.processes.size > 1:
+                raise self._without_rows()
             if number == 0 and rows is not None:
                 self._check_divides(rows)
             yield batch, _JaxShare(rows, rows, number + 1 == count, number)
-            number += 1
+
+    def _merged(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of each update as one."""
+        while group := [_on_host(batch) for batch in islice(batches, self._together)]:
+            rows = [rows_of(batch) for batch in group]
+            if len(group) > 1 and rows[0] is None:
+                raise self._without_rows()
+            yield merged(list(zip(group, rows, strict=True)), np.concatenate, None) if len(group) > 1 else group[0]
 
     def _check_divides(self, rows: int) -> None:
         n_shards = self._placing.n_shards
@@ -854,12 +858,12 @@ class JaxLoader(LoopLoader):
         self._shapes = (self._shapes * 1_000_003 + mark) % 2**61
 
     def _moved(self, batch: Any) -> Any:
+        if self._placing.is_host and self.batch != "padded":  # of one process
+            return batch
         contents, share = batch
         if self.processes.size > 1:
             self._check_shapes(contents, share.number)
         rows, n_rows = share.rows, share.rows
-        if self._placing.is_host and self.batch != "padded":
-            return batch
         if self.batch == "padded" and rows is not None:
             n_shards = self._placing.n_shards
             least = self._n_rows or rows
@@ -887,7 +891,6 @@ class JaxLoader(LoopLoader):
 
 def _on_host(batch: Any) -> Any:
     """Return a batch with NumPy arrays instead of tensors of any framework; global arrays stay."""
-
     if _holds_arrays(batch):
         return batch
 
@@ -897,10 +900,6 @@ def _on_host(batch: Any) -> Any:
         return np.asarray(leaf)
 
     return map_leaves(batch, on_host, registry().owners)
-
-
-def _rows_of(batch: Any) -> int | None:
-    return len(batch[0]) if _holds_arrays(batch) and batch[0].ndim else rows_of(batch)
 
 
 def _holds_arrays(batch: Any) -> bool:

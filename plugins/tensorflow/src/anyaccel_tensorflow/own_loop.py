@@ -572,7 +572,7 @@ class TensorFlowLoop(Loop):
         traced = function.traced(is_closing=self._will_close())
         if traced.needs_rows and math.isnan(rows):
             raise _no_rows()
-        before, self._traced, calls = self._traced, traced, self._n_calls.copy()
+        before, self._traced, calls = self._traced, traced, self._n_calls
         try:
             result = traced.run(*args, **kwargs) if self._is_plain else traced.run(self._tensor(rows), *args, **kwargs)
         except tf.errors.OpError as error:
@@ -596,7 +596,8 @@ class TensorFlowLoop(Loop):
             self._iterations.weigh()
             if not self._window.is_current(share, within=self._is_within):
                 self._begin(share)
-        self._pending = (self._pending | traced.leaves) - traced.takes
+        if traced.leaves or traced.takes:
+            self._pending = (self._pending | traced.leaves) - traced.takes
         for site in traced.sites:
             site.is_open = not traced.is_closing
         if traced.is_closing:
@@ -612,7 +613,7 @@ class TensorFlowLoop(Loop):
         """Note that the called function is being traced."""
         assert self._traced is not None
         self._traced.begin(rows)
-        self._n_calls.clear()
+        self._n_calls = Counter()  # another one: `call` goes on with its own
 
     @property
     def is_plain(self) -> bool:
