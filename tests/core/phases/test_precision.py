@@ -175,7 +175,7 @@ def test_a_node_decides_before_its_phase() -> None:
     ]
     assert aa.Plan.from_dict(plan.to_dict()) == plan
     assert "computed in float32, because the node requests it" in plan.explain("net")
-    assert "bf16-mixed, because the phase requests it" in plan._repr_html_()
+    assert "bf16-mixed, because the phase requests it" in plan.explain(plan.assignments[0].node)
 
 
 def test_a_precision_is_part_of_the_configuration() -> None:

@@ -15,16 +15,15 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
 from anyaccel.distributions import SETTINGS, load
-from anyaccel.errors import ConfigError, GraphError, MissingDistributionError, PhaseError, StateError
+from anyaccel.errors import ConfigError, GraphError, PhaseError, StateError
 from anyaccel.graph import data_config, serialization, state_dict, state_loading, topology, weight_loading
 from anyaccel.graph.node_places import summary
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
-from anyaccel.graph.plan import Plan
+from anyaccel.graph.plan import Plan, drawn_page
 from anyaccel.graph.serialization import versions_of
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.graph.state_loading import mapped
 from anyaccel.graph.weight_loading import Change, LoadedWeights, Names
-from anyaccel.html import Markup, element, escaped, faint, guarded, line, page
 from anyaccel.registry import registry
 from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer
@@ -354,17 +353,10 @@ class ModelGraph(AttributeHints):
         return drawn
 
     def _repr_html_(self) -> str:
-        def build() -> Markup:
-            try:
-                drawing = load(SETTINGS, "ModelGraph.visualize")
-            except MissingDistributionError as error:
-                table = repr(self) if self._shapes is None else self.summary()
-                lines = "\n".join(escaped(text, 400) for text in table.splitlines())
-                return page("ModelGraph", self.label, line(faint(f"not drawn: {error}")), element("pre", Markup(lines)))
-            drawn: Markup = drawing.graph_page(self.label, self._nodes, self._shapes)
-            return drawn
+        def draw(drawing: Any) -> Any:
+            return drawing.graph_page(self.label, self._nodes, self._shapes)
 
-        return guarded(self, build)
+        return drawn_page(self, self.label, draw, lambda: self.summary() if self.is_built else repr(self))
 
     # -- state -----------------------------------------------------------------------------------------------------
 

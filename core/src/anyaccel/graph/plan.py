@@ -11,11 +11,10 @@ from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.distributions import SETTINGS, load
-from anyaccel.errors import ConfigError, GraphError
+from anyaccel.errors import ConfigError, GraphError, MissingDistributionError
 from anyaccel.graph.plan_entries import LEFT_OUT, Assignment, Column, Crossing, Part, Rejection, read_entry
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
-from anyaccel.graph.plan_html import plan_page
-from anyaccel.html import guarded, size, text
+from anyaccel.html import Markup, element, escaped, faint, guarded, line, page, size, text
 from anyaccel.saved_folder import strict_json
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
@@ -202,7 +201,7 @@ class Plan:
             ConfigError: `picture` is not markup, and would be shown as text.
             MissingDistributionError: what writes the report is not installed.
         """
-        report: str = load(SETTINGS, "Plan.to_html")(self, picture)
+        report: str = load(SETTINGS, "Plan.to_html").plan_report(self, picture)
         return report
 
     @classmethod
@@ -269,9 +268,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         title = f"of {self.phase} on {self.graph}"
-        return guarded(
-            self, lambda: plan_page(title, self.assignments, self.columns, self.crossings, self.notes, _described)
-        )
+        return drawn_page(self, title, lambda drawing: drawing.plan_page(self, _described), lambda: str(self))
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("node", "device", "native name", "why", "parameters")]
@@ -381,6 +378,28 @@ def _column_line(column: Column) -> str:
     change = f" ({column.change})" if column.change else ""
     name = text(column.shown, _LONGEST)
     return f"load  {name} -> {column.framework} {column.device}: {column.spec_text}{change}"
+
+
+def drawn_page(obj: Any, title: str, draw: Callable[[Any], Markup], shown: Callable[[], str]) -> str:
+    """Return the page of a graph or a plan for a notebook: as `anyaccel-devtools` draws it, or else as text.
+
+    Args:
+        obj: The graph or the plan.
+        title: Title of the text.
+        draw: Function that takes what draws, and returns the page.
+        shown: Function that returns the text.
+    """
+
+    def build() -> Markup:
+        try:
+            drawing = load(SETTINGS, "ModelGraph.visualize")
+        except MissingDistributionError as error:
+            lines = "\n".join(escaped(each, 400) for each in shown().splitlines())
+            pre = element("pre", Markup(lines))
+            return page(type(obj).__name__, title, line(faint(f"not drawn: {error}")), pre)
+        return draw(drawing)
+
+    return guarded(obj, build)
 
 
 def number_of(number: int, what: str) -> str:

@@ -1,10 +1,12 @@
-"""What a notebook shows of a graph: a drawing above the table."""
+"""What a notebook shows of a graph, a drawing above the table, and of a plan."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from anyaccel import ConcatNode, ModelGraph, ModelNode, SequentialMLP
+from anyaccel import AppliedLoss, ConcatNode, Experiment, ModelGraph, ModelNode, SequentialMLP, TrainPhase
+from anyaccel.graph.plan_entries import Section
 
 
 def test_a_notebook_shows_the_drawing_of_a_graph(table, mlp):
@@ -79,3 +81,37 @@ def test_a_graph_of_a_framework_without_a_plugin_is_shown(table):
 def test_a_concat_that_nobody_takes_goes_with_its_source(table, mlp):
     nodes = [ModelNode("a", mlp(), table().reference(), "gpu:1"), ConcatNode("c", ["a", "a"])]
     assert "no device yet" not in rows_of(ModelGraph(nodes))[0]
+
+
+def test_a_plan_shows_where_and_why_what_is_loaded_and_what_crosses(sims, table, mlp):
+    graph = ModelGraph(
+        [ModelNode("encoder", mlp(4), table().reference()), ModelNode("net", mlp(), "encoder", "sim:1")], "adam"
+    )
+    phase = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")])
+    text, devices = rows_of(Experiment("e", graph).plan(phase))
+    assert {"sim:1", "cpu:0"} == set(devices)
+    for told in (
+        "of train on graph",
+        "native name",
+        "its own accelerator is &#39;sim:1&#39;",
+        "fs: x",
+        "gradient of encoder",
+        "move",
+        "16 B",
+    ):
+        assert told in text
+
+
+def test_a_plan_shows_the_sections_of_a_node(table, mlp):
+    class Halves:
+        device_bytes = {"cpu:0": 4}
+
+        def section(self, node):
+            rows, notes = (("first", "here"), ("second", "elsewhere")), ("a guess",)
+            return Section(f"halves of {node}", "two <halves>", ("half", "where"), rows, notes, lines=())
+
+    graph = ModelGraph([ModelNode("net", mlp(), table().reference())], "adam")
+    plan = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")]).plan(graph)
+    (assignment,) = plan.assignments
+    page = replace(plan, assignments=(replace(assignment, offload=Halves()),))._repr_html_()
+    assert "halves of net" in page and "two &lt;halves&gt;" in page and "elsewhere" in page and "a guess" in page

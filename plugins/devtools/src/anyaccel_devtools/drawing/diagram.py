@@ -11,10 +11,10 @@ from anyaccel.errors import GraphError
 from anyaccel.graph.node_places import NodePlace, node_places
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
 from anyaccel.graph.plan import Plan
-from anyaccel.graph.plan_html import ROUTES
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.html import listing, text
 from anyaccel.registry import Registry
+from anyaccel_devtools.drawing.plan_pages import ROUTES
 
 _MAX_COLUMNS = 4  # columns of a feature set that a box lists
 
