@@ -108,7 +108,8 @@ def test_a_plan_shows_the_sections_of_a_node(table, mlp):
 
         def section(self, node):
             rows, notes = (("first", "here"), ("second", "elsewhere")), ("a guess",)
-            return Section(f"halves of {node}", "two <halves>", ("half", "where"), rows, notes, lines=())
+            title, head = f"halves of {node}", ("half", "where")
+            return Section(title=title, summary="two <halves>", head=head, rows=rows, notes=notes, lines=())
 
     graph = ModelGraph([ModelNode("net", mlp(), table().reference())], "adam")
     plan = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")]).plan(graph)
