@@ -115,7 +115,7 @@ SENTENCES: dict[str, dict[str, tuple[str, ...] | str]] = {
     },
     "12 nothing is reduced with repeats": {
         "torch": ("loop::test_an_evaluation_that_adds_up_itself_counts_each_row_once", OF_TORCH.format("by hand")),
-        "jax": ("loop::test_padding_that_nothing_leaves_out",),
+        "jax": (*cases("padded"), "loop::test_padding_that_nothing_leaves_out"),
         "tensorflow": ("loop::test_what_several_processes_refuse",),
     },
     "13 containers keep their type": {
@@ -175,7 +175,10 @@ SENTENCES: dict[str, dict[str, tuple[str, ...] | str]] = {
         ),
     },
     "21 seeds of workers": {
-        "torch": ("resume::test_processes_of_which_one_is_killed_go_on_with_their_workers",),
+        "torch": (
+            "loop::test_workers_draw_other_numbers_in_each_epoch_and_process_and_the_same_with_a_seed",
+            "resume::test_processes_of_which_one_is_killed_go_on_with_their_workers",
+        ),
         "jax": NO + "loaders of JAX are any iterables; workers are those of a DataLoader of torch",
         "tensorflow": NO + "a tf.data.Dataset has threads, which draw by the seeds of its operations",
     },

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from own_loop_models import Generator, Net, Rows, masked_rows, network, normalizing, rows_of
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import anyaccel as aa
 
@@ -318,6 +320,28 @@ def order() -> list[Any]:
     return [orders[0] == orders[1], before[0] != before[1], all(sorted(one) == list(range(31)) for one in orders)]
 
 
+class Drawn(Dataset[list[float]]):
+    """For each row its number, and a draw of torch, NumPy and Python."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> list[float]:
+        return [float(i), float(torch.rand(())), float(np.random.rand()), random.random()]
+
+
+def augmented() -> list[Any]:
+    """What two workers of each process draw in two epochs, with a seed, again, and with another seed."""
+    runs = []
+    for seed in (3, 3, 4):
+        loop = aa.Loop("cpu", framework="torch", seed=seed)
+        loader = loop.prepare(DataLoader(Drawn(), batch_size=6, num_workers=2))
+        epochs = [loop.gather(torch.stack(columns, 1) for columns in loader).tolist() for _ in range(2)]
+        runs.append([row for epoch in epochs for row in epoch])
+    numbers, *draws = zip(*runs[0], strict=True)
+    return [list(numbers), [len(set(draw)) for draw in draws], runs[0] == runs[1], runs[0] != runs[2]]
+
+
 def continued() -> list[Any]:
     """From a checkpoint of each number of processes that was here before, with and without divided parameters."""
     told: list[Any] = []
@@ -417,6 +441,7 @@ CASES = (
     clipped,
     exchanges,
     order,
+    augmented,
     continued,
     sparse,
 )

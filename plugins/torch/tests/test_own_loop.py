@@ -260,6 +260,10 @@ def test_an_epoch_that_is_set_has_its_order_whatever_came_before(told: dict[str,
     assert told["order"] == [True, True, True]
 
 
+def test_workers_draw_other_numbers_in_each_epoch_and_process_and_the_same_with_a_seed(told: dict[str, Any]) -> None:
+    assert told["augmented"] == [[*range(24), *range(24)], [48] * 3, True, True]
+
+
 def test_each_number_of_processes_goes_on_from_what_another_has_saved(told: dict[str, Any]) -> None:
     """By names of the bare model, with its average, and from divided parameters."""
     losses, weights, average = continued()
