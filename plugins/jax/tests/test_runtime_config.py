@@ -12,11 +12,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from anyaccel.adapter.device_description import NvidiaGpu
 from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.machine import Machine, SystemDevice
 from anyaccel_jax import JaxBackend, device_info, runtime_config
+from anyaccel_jax.nvidia_gpus import NvidiaGpu
 
 GPU = Device("gpu")
 MEMORY = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")

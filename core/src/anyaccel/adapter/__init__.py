@@ -23,7 +23,7 @@ More modules hold code that plugins share; import them by name, `from anyaccel.a
 - `precision_casts`, `loss_scaling`: models computed in another precision, and scaled losses.
 - `state_check`: names and checks of states.
 - `model_specs`: the models that exist in every framework.
-- `nested`: containers of tensors. `device_description`: CPUs and NVIDIA GPUs. `out_of_memory`: its error.
+- `nested`: containers of tensors. `device_description`: the CPU, and NVML. `out_of_memory`: its error.
 - `memory_figures`: memory figures of plans. `weight_files`: a framework's own names and files of weights.
 - `loadable_shapes`: models that take values of other shapes than theirs. `notifying_program`: programs that report each
   step.

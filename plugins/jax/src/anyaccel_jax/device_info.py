@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from anyaccel.adapter.device_description import cpu_info, visible_nvidia_gpus
+from anyaccel.adapter.device_description import cpu_info
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel_jax.error_translation import first_line
+from anyaccel_jax.nvidia_gpus import visible_nvidia_gpus
 from anyaccel_jax.runtime_config import expected_count, has_plugin, is_installed, setting
 
 _VENDORS = {"gpu": {"cuda": "nvidia", "rocm": "amd"}, "tpu": {"cuda": "google", "rocm": "google"}}

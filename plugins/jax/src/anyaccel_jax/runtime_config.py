@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from anyaccel.adapter.device_description import visible_nvidia_gpus
+from anyaccel_jax.nvidia_gpus import visible_nvidia_gpus
 
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _MEMORY_VARIABLES = (
