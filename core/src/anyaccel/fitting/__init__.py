@@ -6,6 +6,7 @@ The package also has `load`; and `prepare`, of `own_loop`.
 `phases`, `metrics`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
 """
 
+from anyaccel.distributions import moved_names
 from anyaccel.fitting.fit_function import fit
 from anyaccel.fitting.fitted_model import FittedModel, load
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
@@ -21,3 +22,5 @@ __all__ = [
     "load",
     "prepare",
 ]
+
+__getattr__ = moved_names(__name__, "find_learning_rate")
