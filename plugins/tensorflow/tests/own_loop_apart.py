@@ -74,8 +74,10 @@ def trained(case: str, folder: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if case == "hangs":
                 time.sleep(600)
-        if number == 2 and rank == 0 and case == "alone":
-            loop.save(folder / "alone")
+        if number == 2 and case == "alone":
+            if rank == 0:
+                loop.save(folder / "alone")
+            time.sleep(3)  # so that the first process is the first whose waiting ends
         step(x, y)
     if case == "foreign":
         loop.save(folder / "foreign")
