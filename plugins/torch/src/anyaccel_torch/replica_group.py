@@ -196,8 +196,8 @@ class TorchReplicaGroup(ReplicaGroup):
         try:
             dist.monitored_barrier(self._messages, timedelta(seconds=seconds), wait_all_ranks=True)
         except RuntimeError as error:
-            missing = re.search(r"Rank(s?) ([\d, ]+) failed", str(error))
-            who = f"replica{missing[1]} {missing[2]}" if missing else "others"
+            missing = re.search(r"Ranks? ([\d, ]+) failed", str(error))
+            who = f"replica{'s' * (',' in missing[1])} {missing[1]}" if missing else "others"
             self._departure.fail()
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} tried to {what}, but {who} did not within {seconds:g} seconds",
