@@ -10,11 +10,12 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import nox
@@ -135,6 +136,8 @@ LONG = [name for name in ("backend(torch)", "backend(jax)", "backend(tensorflow)
 SHORT = [*(name for name in BACKENDS if name not in LONG), "thirdparty"]
 CHECKS = ["lint", *LONG, "docs", f"unit-{FOUND[-1]}", "features", "wheel", "mixed", "types", *OLDEST, *SHORT]
 nox.options.sessions = ["check"]
+OF_LONG = 4
+"""In how many checks, each of another commit, all long tests are run once."""
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -234,7 +237,17 @@ def succeeds(command: list[str]) -> bool:
 
 @nox.session(python=False)
 def check(session: nox.Session) -> None:
-    """All that a change must pass: the sessions of CHECKS, several at a time, each told of when it has ended."""
+    """What a change must pass: the sessions of CHECKS, several at a time, each told of when it has ended.
+
+    Of the long tests, one part of OF_LONG is run, each commit its own; `full` runs all.
+    """
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    run_together(session, CHECKS, {"ANYACCEL_TEST_PART": f"{int(commit[:8] or '0', 16) % OF_LONG}/{OF_LONG}"})
+
+
+@nox.session(python=False)
+def full(session: nox.Session) -> None:
+    """The same with all long tests."""
     run_together(session, CHECKS)
 
 
@@ -284,14 +297,14 @@ _TESTED_BY = {
 """By folder of `tests/`, the sessions that run what is in it."""
 
 
-def run_together(session: nox.Session, names: list[str]) -> None:
-    """Run sessions, several at a time.
+def run_together(session: nox.Session, names: list[str], part: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Run sessions, several at a time; `part` are variables that say which tests are run.
 
     Installing, building and type checking use one core, so that sessions side by side fill what they leave free.
     """
     lanes = min(CORES, 2 if CORES < 8 else 4)
     command = [sys.executable, "-m", "nox", "--non-interactive", "--envdir", str(kept(session).parent)]
-    env = {**os.environ, "ANYACCEL_TEST_WORKERS": str(min(CORES // lanes, 4))}
+    env = {**os.environ, "ANYACCEL_TEST_WORKERS": str(min(CORES // lanes, 4)), **part}
     # uv installs in a tenth of the time; where it cannot be had, or does not reach what pip reaches, sessions use pip.
     if not (shutil.which("uv") or find_spec("uv")):
         succeeds([sys.executable, "-m", "pip", "install", "--target", str(UV), "uv"])
@@ -378,7 +391,8 @@ def of_features() -> list[str]:
 
 def take_away(session: nox.Session, sample: int) -> None:
     """Uninstall each feature in turn, and run one in `sample` of core's tests and of the others', each time others."""
-    for name in FEATURES:
+    first, count = map(int, os.environ.get("ANYACCEL_TEST_PART", "0/1").split("/"))
+    for name in FEATURES[first::count]:
         session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", f"anyaccel-{name}")
         others = [path for path in of_features() if path != f"plugins/{name}/tests"]
         part = {"ANYACCEL_TEST_SAMPLE": str(sample), "ANYACCEL_TEST_DRAW": name}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sampling
+from find_long_tests import long_tests
 
+ROOT = Path(__file__).resolve().parents[2]
 CASES = [f"case {i}" for i in range(40)]
 
 
@@ -80,3 +83,45 @@ def test_what_is_left_to_the_whole_runs_with_it_alone(monkeypatch: pytest.Monkey
     assert not sampling.is_chosen(marked(name="whole"))
     monkeypatch.setattr(sampling, "IS_FULL", True)
     assert sampling.is_chosen(marked(name="whole")) and sampling.is_chosen(marked(10_000))
+
+
+@pytest.mark.usefixtures("in_the_check")
+def test_each_long_test_is_in_one_part_and_the_tests_of_a_long_file_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = [SimpleNamespace(nodeid=f"test_a.py::test_long[{case}]") for case in CASES]
+    together = [SimpleNamespace(nodeid=f"test_b.py::test_{case}") for case in CASES]
+    short = [SimpleNamespace(nodeid=f"test_a.py::test_short[{case}]") for case in CASES]
+    monkeypatch.setattr(sampling, "LONG", {"files": ["test_b.py"], "functions": ["test_a.py::test_long"]})
+    parts = []
+    for part in range(4):
+        monkeypatch.setattr(sampling, "PART", f"{part}/4")
+        assert all(map(sampling.is_of_part, short))
+        parts.append([test for test in (*long, *together) if sampling.is_of_part(test)])
+    assert all(sum(test in part for part in parts) == 1 for test in (*long, *together))
+    assert [sum(test in part for test in together) for part in parts].count(len(CASES)) == 1
+    assert all(any(test in part for test in long) for part in parts)
+    monkeypatch.setattr(sampling, "IS_FULL", True)
+    assert all(map(sampling.is_of_part, (*long, *together)))
+
+
+def test_every_test_that_is_listed_as_long_is_there() -> None:
+    assert sampling.LONG["files"] and sampling.LONG["functions"]
+    texts: dict[str, str] = {}
+    for test in (*sampling.LONG["files"], *sampling.LONG["functions"]):
+        file, _, name = test.partition("::")
+        if file not in texts:
+            texts[file] = (ROOT / file).read_text("utf-8")
+        is_of_kit = "::" in name  # a method that the file inherits
+        assert not name or is_of_kit or f"def {name}(" in texts[file], test
+
+
+def test_long_tests_are_those_that_took_long() -> None:
+    printed = """
+3.10s call     tests/test_a.py::test_one[case 1]
+0.90s call     tests/test_a.py::test_two
+2.90s setup    tests/test_a.py::test_two
+7.00s setup    plugins/b/tests/test_b.py::test_three[x]
+9.00s call     plugins/b/tests/test_b.py::test_three[x]
+4.00s call     tests/test_c.py::TestAll::test_four
+"""
+    functions = ["tests/test_a.py::test_one", "tests/test_c.py::TestAll::test_four"]
+    assert long_tests(printed) == (["plugins/b/tests/test_b.py"], functions)

@@ -5,6 +5,8 @@ function; `sampled(n, part)` takes another of the n parts, so that several distr
 Those marked `whole`, or parameters so marked, are left out.
 With ANYACCEL_TEST_SHARED=1, as in the sessions `backend` of nox, each of those marked `shared` is run with one of the
 frameworks.
+With ANYACCEL_TEST_PART=1/4, as in a plain `nox`, of the long tests (long_tests.toml) the second of four parts is run;
+each commit has its own part.
 ANYACCEL_TEST_SAMPLE=40 takes one in 40 of all tests, and opens one file in eight for it, as reading thousands of tests
 takes longer than running a few; ANYACCEL_TEST_DRAW, any text, gives another part of the same size.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -32,6 +35,14 @@ OF_ALL = int(os.environ.get("ANYACCEL_TEST_SAMPLE", "1"))
 OF_FILES = 8 if OF_ALL >= 16 else 1
 """Of how many files one is opened; of its tests more are run then."""
 DRAW = os.environ.get("ANYACCEL_TEST_DRAW", "")
+PART = os.environ.get("ANYACCEL_TEST_PART", "")
+LONG: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("long_tests.toml").read_text("utf-8"))
+"""Files whose tests share what takes long, and functions that take long themselves."""
+
+
+def pytest_report_header() -> str | None:
+    """Say which part of the long tests is run."""
+    return f"long tests: part {PART}, see tests/settings/long_tests.toml" if PART and not IS_FULL else None
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -42,7 +53,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests that are not in the sample."""
-    chosen = {item for item in items if is_chosen(item)} | set(first_of_each(items))
+    chosen = {item for item in (*filter(is_chosen, items), *first_of_each(items)) if is_of_part(item)}
     left_out = [item for item in items if item not in chosen]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -98,6 +109,18 @@ def is_of_framework(item: Any) -> bool:
     framework, frameworks = call.params["framework"], shared.args or FRAMEWORKS
     others = f"{item.originalname}[{call.id.replace(framework, '', 1)}]"  # the same whatever the framework
     return framework not in FRAMEWORKS or frameworks[number_of(others) % len(frameworks)] == framework
+
+
+def is_of_part(item: pytest.Item) -> bool:
+    """Whether a test is not long, or is in the part of the long ones that is run."""
+    if not PART or IS_FULL:
+        return True
+    file = item.nodeid.partition("::")[0]
+    is_shared = file in LONG["files"]
+    if not is_shared and item.nodeid.partition("[")[0] not in LONG["functions"]:
+        return True
+    part, count = map(int, PART.split("/"))
+    return crc32((file if is_shared else item.nodeid).encode()) % count == part
 
 
 def sampled(suite: dict[str, type], count: int, part: int | None = None) -> dict[str, type]:

@@ -1,0 +1,41 @@
+"""Writes long_tests.toml from what pytest printed.
+
+    PYTEST_ADDOPTS=--durations=0 nox -s full > log
+    python tests/settings/find_long_tests.py log ...
+
+A test is long that takes more than 2 seconds itself, and a file of which the fixtures of one test take more than 5.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+LINE = re.compile(r"^ *([\d.]+)s (call|setup) +((?:tests|plugins|docs|README|core)[^:]*)(::.*)?$", re.MULTILINE)
+CALL, SETUP = 2.0, 5.0
+HEAD = """\
+# What takes long: `files` whose tests share it, and `functions` that take it themselves. A plain `nox` runs one part of
+# four of both, each commit its own; `nox -s full` runs all. Written by tests/settings/find_long_tests.py.
+"""
+
+
+def long_tests(text: str) -> tuple[list[str], list[str]]:
+    """Files and functions that take long, of what pytest printed."""
+    files, functions = set(), set()
+    for seconds, stage, file, name in LINE.findall(text):
+        is_long = float(seconds) > (SETUP if stage == "setup" else CALL)
+        if is_long and (stage == "setup" or not name):
+            files.add(file)
+        elif is_long:
+            functions.add(f"{file}{name.partition('[')[0]}")
+    return sorted(files), sorted(it for it in functions if it.partition("::")[0] not in files)
+
+
+if __name__ == "__main__":
+    found = long_tests("\n".join(Path(log).read_text("utf-8") for log in sys.argv[1:]))
+    lines = [
+        f"{name} = [\n" + "".join(f'    "{it}",\n' for it in listed) + "]\n"
+        for name, listed in zip(("files", "functions"), found, strict=True)
+    ]
+    Path(__file__).with_name("long_tests.toml").write_text(HEAD + "".join(lines), "utf-8")
