@@ -14,7 +14,7 @@ from functools import reduce
 from secrets import token_hex
 from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -81,6 +81,8 @@ class TorchReplicaGroup(ReplicaGroup):
         self._messages: dist.ProcessGroup | None = None
         self._departure = Departure()
         self._asked = WeakSet[TorchProgram]()
+        # by the first program of an exchange: the `id`s of all parameters in it, which the messages hold
+        self._gradient_messages = WeakKeyDictionary[TorchProgram, tuple[list[int], list[GradientMessage]]]()
         if not dist.is_available():
             raise FrameworkError("this torch was built without torch.distributed", hint="install a build with it")
         if not dist.is_initialized():
@@ -146,7 +148,7 @@ class TorchReplicaGroup(ReplicaGroup):
                 backward.decide(sums=all(summable), bucket_bytes=self.bucket_bytes)
 
     def gradient_messages(self, parameters: Sequence[Tensor]) -> list[GradientMessage]:
-        """Return the messages of parameters for `average`."""
+        """Return the messages of parameters."""
         every = [bucket for same in alike(parameters) for bucket in buckets(same, self.bucket_bytes)]
         return [GradientMessage(bucket) for bucket in every]
 
@@ -216,13 +218,16 @@ class TorchReplicaGroup(ReplicaGroup):
         self, programs: Sequence[TorchProgram], parameters: Sequence[Tensor], weight: float, *, means: bool
     ) -> None:
         """Replace gradients of some programs by their weighted means over all replicas, or by their sums."""
-        is_one_bucket = sum(program.gradient_bytes for program in programs) <= self.bucket_bytes
-        for same in alike(parameters):
-            for bucket in [same] if is_one_bucket else buckets(same, self.bucket_bytes):
-                message = GradientMessage(bucket)
-                message.write(weight)
-                self._try(_AVERAGE, lambda sent=message.tensor: dist.group.WORLD.allreduce([sent]).wait())  # type: ignore[misc,union-attr]
-                message.read(means=means)
+        if not programs:
+            return
+        ids = list(map(id, parameters))
+        known = self._gradient_messages.get(programs[0])
+        if known is None or known[0] != ids:
+            known = self._gradient_messages[programs[0]] = ids, self.gradient_messages(parameters)
+        for message in known[1]:
+            message.write(weight)
+            self._try(_AVERAGE, lambda sent=message.tensor: dist.group.WORLD.allreduce([sent]).wait())  # type: ignore[misc,union-attr]
+            message.read(means=means)
 
     def gather(self, value: Any) -> list[Any]:
         every: list[Any] = [None] * self.size
