@@ -69,7 +69,7 @@ class EagerSteps:
             weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
             history: list[Tensor] = []
             roots: list[int] | None = None
-            is_scaled, trains_all = scaling.spec is not None, False
+            is_scaled, trains_all = scaling is not UNSCALED, False
             for values in batches:
                 for run in runs:
                     run(values)
