@@ -87,8 +87,8 @@ FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(vers
 # Small networks crawl where the threads of several processes share a core.
 # And each process in which torch compiles would start another for each core, that imports torch.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-# XLA takes most of the time of JAX's tests to make programs fast that run for milliseconds. `backend(jax)` omits this;
-# `whole`, `kits` and `models` compile as users do.
+# XLA takes most of the time of JAX's tests, and a third of TensorFlow's compiled ones, to make programs fast that run
+# for milliseconds. `backend` omits this; `whole`, `kits` and `models` compile as users do.
 # Flags of the user stand last, and win.
 COMPILED_FAST = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
@@ -444,7 +444,7 @@ def backend(session: nox.Session, plugin: str) -> None:
     One without a backend, or with another plugin's framework, is tested by its own tests alone: the graphs would be
     the same.
     """
-    fast = COMPILED_FAST if plugin == "jax" else {}
+    fast = COMPILED_FAST if plugin in ("jax", "tensorflow") else {}
     run_tests_of(session, plugin, {"ANYACCEL_TEST_SHARED": "1", **fast})
 
 

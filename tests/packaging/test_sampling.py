@@ -122,6 +122,7 @@ def test_long_tests_are_those_that_took_long() -> None:
 7.00s setup    plugins/b/tests/test_b.py::test_three[x]
 9.00s call     plugins/b/tests/test_b.py::test_three[x]
 4.00s call     tests/test_c.py::TestAll::test_four
+3.00s call     docs/a-page.md::line:7,column:1
 """
     functions = ["tests/test_a.py::test_one", "tests/test_c.py::TestAll::test_four"]
-    assert long_tests(printed) == (["plugins/b/tests/test_b.py"], functions)
+    assert long_tests(printed) == (["docs/a-page.md", "plugins/b/tests/test_b.py"], functions)

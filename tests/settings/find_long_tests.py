@@ -3,7 +3,8 @@
     PYTEST_ADDOPTS=--durations=0 nox -s full > log
     python tests/settings/find_long_tests.py log ...
 
-A test is long that takes more than 2 seconds itself, and a file of which the fixtures of one test take more than 5.
+A test is long that takes more than 2 seconds itself; a file, of which the fixtures of one test take more than 5; and a
+page, of which a block takes more than 2.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def long_tests(text: str) -> tuple[list[str], list[str]]:
     files, functions = set(), set()
     for seconds, stage, file, name in LINE.findall(text):
         is_long = float(seconds) > (SETUP if stage == "setup" else CALL)
-        if is_long and (stage == "setup" or not name):
+        is_page = not file.rpartition("/")[2].startswith("test_")  # its blocks continue each other
+        if is_long and (stage == "setup" or is_page):
             files.add(file)
         elif is_long:
             functions.add(f"{file}{name.partition('[')[0]}")
