@@ -119,6 +119,7 @@ def test_long_tests_are_those_that_took_long() -> None:
 3.10s call     tests/test_a.py::test_one[case 1]
 0.90s call     tests/test_a.py::test_two
 2.90s setup    tests/test_a.py::test_two
+3.00s call     README.md::line:7,column:1
 7.00s setup    plugins/b/tests/test_b.py::test_three[x]
 9.00s call     plugins/b/tests/test_b.py::test_three[x]
 4.00s call     tests/test_c.py::TestAll::test_four
