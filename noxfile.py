@@ -10,12 +10,11 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import nox
@@ -137,7 +136,7 @@ SHORT = [*(name for name in BACKENDS if name not in LONG), "thirdparty"]
 CHECKS = ["lint", *LONG, "docs", f"unit-{FOUND[-1]}", "features", "wheel", "mixed", "types", *OLDEST, *SHORT]
 nox.options.sessions = ["check"]
 OF_LONG = 4
-"""In how many checks, each of another commit, all long tests are run once."""
+"""Into how many parts the long tests are divided, of which each check runs one."""
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -242,12 +241,12 @@ def check(session: nox.Session) -> None:
     Of the long tests, one part of OF_LONG is run, each commit its own; `full` runs all.
     """
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    run_together(session, CHECKS, {"ANYACCEL_TEST_PART": f"{int(commit[:8] or '0', 16) % OF_LONG}/{OF_LONG}"})
+    run_together(session, CHECKS, ANYACCEL_TEST_PART=f"{int(commit[:8] or '0', 16) % OF_LONG}/{OF_LONG}")
 
 
 @nox.session(python=False)
 def full(session: nox.Session) -> None:
-    """The same with all long tests."""
+    """The sessions of `check`, with all long tests."""
     run_together(session, CHECKS)
 
 
@@ -297,14 +296,14 @@ _TESTED_BY = {
 """By folder of `tests/`, the sessions that run what is in it."""
 
 
-def run_together(session: nox.Session, names: list[str], part: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Run sessions, several at a time; `part` are variables that say which tests are run.
+def run_together(session: nox.Session, names: list[str], **variables: str) -> None:
+    """Run sessions with these variables of the environment, several at a time.
 
     Installing, building and type checking use one core, so that sessions side by side fill what they leave free.
     """
     lanes = min(CORES, 2 if CORES < 8 else 4)
     command = [sys.executable, "-m", "nox", "--non-interactive", "--envdir", str(kept(session).parent)]
-    env = {**os.environ, "ANYACCEL_TEST_WORKERS": str(min(CORES // lanes, 4)), **part}
+    env = {**os.environ, "ANYACCEL_TEST_WORKERS": str(min(CORES // lanes, 4)), **variables}
     # uv installs in a tenth of the time; where it cannot be had, or does not reach what pip reaches, sessions use pip.
     if not (shutil.which("uv") or find_spec("uv")):
         succeeds([sys.executable, "-m", "pip", "install", "--target", str(UV), "uv"])

@@ -3,8 +3,8 @@
     PYTEST_ADDOPTS=--durations=0 nox -s full > log
     python tests/settings/find_long_tests.py log ...
 
-Long are a test that takes more than a second itself, a file in which the fixtures of a test take more than 3, and a
-page with a block that takes more than a second. READMEs are in every check.
+A test is long if it takes more than a second; a file, if the setup of one of its tests takes more than 3 seconds; a
+page, if one of its blocks takes more than a second. READMEs are in every check.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 LINE = re.compile(r"^ *([\d.]+)s (call|setup) +((?:tests|plugins|docs|README|core)[^:]*)(::.*)?$", re.MULTILINE)
 CALL, SETUP = 1.0, 3.0
 HEAD = """\
-# What takes long: `files` whose tests share it, and `functions` that take it themselves. A plain `nox` runs one part of
-# four of both, each commit its own; `nox -s full` runs all. Written by tests/settings/find_long_tests.py.
+# Long tests: `files` whose tests share a long setup, and single `functions`. A plain `nox` runs one part of four, which
+# the commit decides; `nox -s full` runs all. Written by tests/settings/find_long_tests.py.
 """
 
 

@@ -5,8 +5,8 @@ function; `sampled(n, part)` takes another of the n parts, so that several distr
 Those marked `whole`, or parameters so marked, are left out.
 With ANYACCEL_TEST_SHARED=1, as in the sessions `backend` of nox, each of those marked `shared` is run with one of the
 frameworks.
-With ANYACCEL_TEST_PART=1/4, as in a plain `nox`, of the long tests (long_tests.toml) the second of four parts is run;
-each commit has its own part.
+ANYACCEL_TEST_PART=1/4 runs the second of four parts of the long tests (long_tests.toml); in a plain `nox`, the commit
+decides which.
 ANYACCEL_TEST_SAMPLE=40 takes one in 40 of all tests, and opens one file in eight for it, as reading thousands of tests
 takes longer than running a few; ANYACCEL_TEST_DRAW, any text, gives another part of the same size.
 """
@@ -37,7 +37,7 @@ OF_FILES = 8 if OF_ALL >= 16 else 1
 DRAW = os.environ.get("ANYACCEL_TEST_DRAW", "")
 PART = os.environ.get("ANYACCEL_TEST_PART", "")
 LONG: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("long_tests.toml").read_text("utf-8"))
-"""Files whose tests share what takes long, and functions that take long themselves."""
+"""Files whose tests share a long setup, and single functions."""
 
 
 def pytest_report_header() -> str | None:

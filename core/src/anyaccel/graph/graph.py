@@ -347,6 +347,13 @@ class ModelGraph(AttributeHints):
         Raises:
             GraphError: an unknown format, or the plan of another graph.
             MissingDistributionError: `anyaccel-devtools`, which draws graphs, is not installed.
+
+        Example:
+            >>> import anyaccel as aa, numpy as np
+            >>> data = aa.FeatureSet.from_dict("line", {"x": np.zeros((8, 3), "float32")}, ["x"])
+            >>> graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP([2]), data)], seed=0)
+            >>> graph.visualize().splitlines()[0]
+            'flowchart LR'
         """
         drawing = load(SETTINGS, "ModelGraph.visualize")
         drawn: str = drawing.draw(self.label, self._nodes, self._shapes, plan, registry(), format)

@@ -18,7 +18,13 @@ UNPLACED = "as set by the phase"
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Framework and device of a node (each `""` if unknown), and the text to show; see Box."""
+    """Where a node is.
+
+    Attributes:
+        framework, device: Framework and device; each `""` if unknown.
+        where: The text to show.
+        requested: Device that the node asks for, if it is another one.
+    """
 
     framework: str
     device: str

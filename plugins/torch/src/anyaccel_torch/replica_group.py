@@ -81,8 +81,8 @@ class TorchReplicaGroup(ReplicaGroup):
         self._messages: dist.ProcessGroup | None = None
         self._departure = Departure()
         self._asked = WeakSet[TorchProgram]()
-        # by the first program of an exchange: the `id`s of all parameters in it, which the messages hold
-        self._gradient_messages = WeakKeyDictionary[TorchProgram, tuple[list[int], list[GradientMessage]]]()
+        # by the first program of an exchange: the `id`s of its parameters, which the messages keep alive
+        self._reused = WeakKeyDictionary[TorchProgram, tuple[list[int], list[GradientMessage]]]()
         if not dist.is_available():
             raise FrameworkError("this torch was built without torch.distributed", hint="install a build with it")
         if not dist.is_initialized():
@@ -221,9 +221,9 @@ class TorchReplicaGroup(ReplicaGroup):
         if not programs:
             return
         ids = list(map(id, parameters))
-        known = self._gradient_messages.get(programs[0])
+        known = self._reused.get(programs[0])
         if known is None or known[0] != ids:
-            known = self._gradient_messages[programs[0]] = ids, self.gradient_messages(parameters)
+            known = self._reused[programs[0]] = ids, self.gradient_messages(parameters)
         for message in known[1]:
             message.write(weight)
             self._try(_AVERAGE, lambda sent=message.tensor: dist.group.WORLD.allreduce([sent]).wait())  # type: ignore[misc,union-attr]

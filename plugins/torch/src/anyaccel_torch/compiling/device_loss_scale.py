@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from anyaccel.precision import LARGEST_SCALE, LossScale, LossScaleState
-from anyaccel_torch.loss_scaling import LossScaling
+from anyaccel_torch.loss_scaling import UNSCALED, LossScaling
 
 
 class DeviceLossScale:
@@ -30,7 +30,7 @@ class DeviceLossScale:
 
 def device_loss_scale(scaling: LossScaling, device: torch.device) -> DeviceLossScale:
     """Return the device loss scale of a program."""
-    return DeviceLossScale() if scaling.spec is None else DynamicDeviceLossScale(scaling, device)
+    return DeviceLossScale() if scaling is UNSCALED else DynamicDeviceLossScale(scaling, device)
 
 
 class DynamicDeviceLossScale(DeviceLossScale):
