@@ -52,8 +52,8 @@ def test_one_that_waits_for_others_in_vain(hint: Any, monkeypatch: pytest.Monkey
         patched.setenv("MASTER_PORT", str(port))
         patched.setenv("ANYACCEL_REPLICA_TIMEOUT", "1")
         with hint(
-            "run the phase in all processes, not only inside `if rank == 0:`, or set replicas=1 to train only in this "
-            "process; if one ended with an error, start all again with their launcher"
+            "run the phase, or create the loop, in all processes, not only inside `if rank == 0:`, or set replicas=1 "
+            "to train only in this process; if one ended with an error, start all again with their launcher"
         ):
             train(net())
         assert train(net(), replicas=1).loss.size

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel_distributed import join
 from anyaccel_distributed.processes import free_port
 from anyaccel_tensorflow import runtime_config
-from anyaccel_tensorflow.replica_group import addresses_of_all, join_cluster
+from anyaccel_tensorflow.replica_group import Waiting, addresses_of_all, join_cluster
 
 SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
@@ -222,6 +223,16 @@ def test_each_process_gets_the_addresses_of_all_by_rank() -> None:
     found = together(free_port(), [2, 0, 1], 3)
     assert found[0] == found[1] == found[2]
     assert len(set(found[0])) == 3 and all(address.startswith("127.0.0.1:") for address in found[0])
+
+
+def test_those_that_do_not_wait_for_the_same_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyaccel_tensorflow.replica_group._LATE_SECONDS", 0.5)
+    port = free_port()
+    waiting = [Waiting(rank, 4, "127.0.0.1", port) for rank in range(4)]
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(waiting[rank].absent, "save" if rank == 1 else "add") for rank in (0, 1, 2)]
+    assert [one.result() for one in asked] == [[1, 3], [0, 2, 3], [1, 3]]
+    assert Waiting(1, 2, "127.0.0.1", free_port()).absent("add") == [0]  # serves no longer
 
 
 def test_a_process_that_does_not_come_is_named() -> None:

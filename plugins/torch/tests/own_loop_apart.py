@@ -16,8 +16,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 import anyaccel as aa
+from anyaccel_torch.replica_group import TorchReplicaGroup
 
 case, folder = sys.argv[1:]
+if case == "late" and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+    TorchReplicaGroup.separate_messages = lambda self: time.sleep(600)  # type: ignore[method-assign]
 loop = aa.Loop("cpu", framework="torch")
 is_other = loop.process_index == loop.num_processes - 1
 net: Any = normalizing() if case == "norm" else network(1 if case == "weights" and is_other else 0)

@@ -21,6 +21,7 @@ ERRORS = {
     "other batches": r"the first batch of .* in process LAST differs from that in process 0",
     "calls": r"in different calls of the loop: process 0 in loop\.any\(\), (.*, )?process LAST in loop\.reduce\(\)",
     "hangs": r"of SIZE could not average the gradients: replica LAST ended or did not answer",
+    "late": r"of SIZE could not join the others: replica LAST ended or did not answer.*create the loop, in all ",
     "by hand": r"none of the 1 rows of batch 2 of .*Hint: gather the results, each row once",
     "plain": r"optimizer\.step\(\) was called without gradients from loop\.backward\(\)",
     "raises": r"ValueError: in the loss.* replica LAST ended with exit status 1",
@@ -42,6 +43,6 @@ SAMPLE = ((2, "length"), (2, "by hand"), (3, "killed"))
     ],
 )
 def test_all_end_soon_with_an_error_that_says_why(size: int, case: str, tmp_path: Path) -> None:
-    timeout = "5" if case in ("alone", "hangs") else "60"
+    timeout = "5" if case in ("alone", "hangs", "late") else "60"
     check_end(SCRIPT, case, str(tmp_path / "a"), error=ERRORS[case], size=size, timeout=timeout, seconds=150)
     assert not (tmp_path / "a").exists()

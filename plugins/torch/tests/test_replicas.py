@@ -236,7 +236,7 @@ def test_one_that_waits_for_others_in_vain_is_told_what_they_may_not_do(monkeypa
     }
     for name, value in places.items():
         monkeypatch.setenv(name, str(value))
-    expected = r"replica 0 of 2 could not join the others: .*Hint: run the phase in all processes, not only inside `if"
+    expected = r"replica 0 of 2 could not join the others: .*Hint: run the phase, or create the loop, in all processes"
     rows = aa.FeatureSet.from_dict("d", {"x": np.zeros((4, 2), "float32"), "y": np.zeros((4, 1), "float32")}, "x", "y")
     graph = aa.ModelGraph([aa.ModelNode("net", torch.nn.Linear(2, 1), rows.reference())], "adam")
     with pytest.raises(FrameworkError, match=expected):

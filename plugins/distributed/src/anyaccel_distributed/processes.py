@@ -18,6 +18,7 @@ from typing import Any
 
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+_ERROR_SECONDS = 1.0
 _PORTS = 3
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000  # systems assign ports from 32,768 (Linux) or 49,152 to connections
 
@@ -34,8 +35,9 @@ def run_replicas(
     """Run a command in `n_replicas` processes on this machine, and wait for all.
 
     Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun, and, if
-    OMP_NUM_THREADS is not set, its part of the cores. When one fails, the others are ended: by SIGTERM, and 10 seconds
-    later by force. SIGTERM and Ctrl-C end all in the same way.
+    OMP_NUM_THREADS is not set, its part of the cores. When one fails, the others are ended: a second later by
+    SIGTERM, so that they can print their errors, and 10 seconds later by force. SIGTERM and Ctrl-C end all in the same
+    way.
 
     Args:
         command: Program and arguments.
@@ -131,9 +133,17 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
             how = f"exit status {code}" if code > 0 else f"signal {-code}"
             with suppress(OSError, ValueError):  # the status tells it as well
                 print(f"anyaccel run: replica {rank} ended with {how}; {then}", file=sys.stderr)
+            _let_end(processes)
             return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
             return 0
+        time.sleep(_POLL_SECONDS)
+
+
+def _let_end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Give processes that fail with another one a moment to print their errors, which may say more."""
+    deadline = time.monotonic() + _ERROR_SECONDS
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(_POLL_SECONDS)
 
 

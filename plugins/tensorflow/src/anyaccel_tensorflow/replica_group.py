@@ -7,6 +7,8 @@ import math
 import os
 import re
 import socket
+import socketserver
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -60,7 +62,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._seconds = replica_timeout() or _WAIT_SECONDS
         self._group_keys: dict[str, int] = {}
         self._instance_keys: dict[Any, int] = {}
-        join_cluster(rank, size)
+        self._waiting = join_cluster(rank, size)
+        self._met_for: str | None = None
         self._departure = Departure(self._leave)
         self._departure.watch()
 
@@ -141,19 +144,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             FrameworkError: some do not come.
         """
         before, self._seconds = self._seconds, min(_MEET_SECONDS, self._seconds)
+        self._met_for = what
         try:
             yield
-        except FrameworkError as error:
+        except FrameworkError:
             self._departure.fail()
-            if not isinstance(error.__cause__, tf.errors.DeadlineExceededError):
-                raise
-            who = f"replica {1 - self.rank} did not" if self.size == 2 else "not all others did"
-            raise FrameworkError(
-                f"replica {self.rank} of {self.size} tried to {what}, but {who} within {self._seconds:g} seconds",
-                hint=f"{what} in all processes, not only inside `if loop.is_main_process:`",
-            ) from error
+            raise
         finally:
-            self._seconds = before
+            self._seconds, self._met_for = before, None
 
     def _leave(self, failed: bool) -> None:
         """Wait for the others, which read values that this process serves, unless it has failed."""
@@ -189,19 +187,29 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         try:
             return call()
         except tf.errors.OpError as error:
+            others = self._blamed(error, self._met_for or what)
+            if self._met_for and isinstance(error, tf.errors.DeadlineExceededError):
+                raise FrameworkError(
+                    f"replica {self.rank} of {self.size} tried to {self._met_for}, but {others} did not within "
+                    f"{self._seconds:g} seconds",
+                    hint=f"{self._met_for} in all processes, not only inside `if loop.is_main_process:`",
+                ) from error
             raise FrameworkError(
-                f"replica {self.rank} of {self.size} could not {what}: "
-                f"{_what_ended(error, f'{1 - self.rank}' if self.size == 2 else '')}",
+                f"replica {self.rank} of {self.size} could not {what}: {first_line(error)}, about {others}",
                 cause="errors of the other replicas, above or in their logs",
                 hint="another replica has ended or does not answer; start all replicas again with their launcher",
             ) from error
 
-
-def _what_ended(error: Exception, other: str) -> str:
-    """Return the message of an error, and the replica that gRPC names first in it, or the only other one."""
-    about = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
-    named = about[1] if about else other
-    return first_line(error) + (f", about replica {named}" if named else "")
+    def _blamed(self, error: Exception, what: str) -> str:
+        """Return the replicas that an error is about: those missing at a timeout, here or where gRPC has it from."""
+        named = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
+        ranks = [rank for rank in range(self.size) if rank != self.rank]
+        if "timed out" in str(error):
+            ranks = self._waiting.absent(what) or ranks
+        elif named:
+            ranks = [int(named[1])]
+        *first, last = map(str, ranks)
+        return f"replicas {', '.join(first)} and {last}" if first else f"replica {last}"
 
 
 def _positions(tensors: Iterable[Any]) -> list[tuple[str, list[int]]]:
@@ -273,8 +281,11 @@ _PORT_AFTER = 2
 """The processes meet at this port after MASTER_PORT, where torch meets; JAX meets at the one between."""
 
 
-def join_cluster(rank: int, size: int) -> None:
+def join_cluster(rank: int, size: int) -> Waiting:
     """Join the other processes: each serves its part of collectives by gRPC, on its own port.
+
+    Returns:
+        Who is waiting, for errors.
 
     Raises:
         FrameworkError: TensorFlow has started on its own, or they cannot be joined.
@@ -301,12 +312,67 @@ def join_cluster(rank: int, size: int) -> None:
         )
         started.enable_collective_ops(server)
         started.ensure_initialized()
+        return Waiting(rank, size, host, port)
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise FrameworkError(
             f"replica {rank} of {size} could not join the others through TensorFlow: {first_line(error)}",
             cause=f"the meeting address {host}:{port}",
             hint="start all processes with one launcher, or set MASTER_PORT to a port followed by two more free ports",
         ) from error
+
+
+_LATE_SECONDS = 5.0
+"""Those that wait for one collective stop waiting within this time."""
+
+
+class Waiting:
+    """The processes that have waited for a collective in vain, whose timeout does not say who is missing.
+
+    The first process serves this, on the port where all have met.
+    """
+
+    def __init__(self, rank: int, size: int, host: str, port: int) -> None:
+        self._rank, self._size, self._address = rank, size, (host, port)
+        self._collectives: dict[int, str] = {}
+        self._changed = threading.Condition()
+        if rank == 0:
+            server = _WaitingServer(("", port), partial(_WaitingRequest, self))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def absent(self, collective: str) -> list[int]:
+        """Return the ranks that do not wait for a collective, as this process has done in vain."""
+        if self._rank == 0:
+            return self.add(self._rank, collective)
+        try:
+            with socket.create_connection(self._address, _LATE_SECONDS) as connection:
+                connection.settimeout(2 * _LATE_SECONDS)
+                connection.sendall(json.dumps([self._rank, collective]).encode() + b"\n")
+                return [int(rank) for rank in _line(connection)]
+        except OSError:
+            return [0]  # does not even serve
+
+    def add(self, rank: int, collective: str) -> list[int]:
+        """Note what a rank has waited for, and return those that do not say the same in time."""
+        with self._changed:
+            self._collectives[rank] = collective
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._collectives) == self._size, _LATE_SECONDS)
+            return [other for other in range(self._size) if self._collectives.get(other) != collective]
+
+
+class _WaitingServer(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+
+
+class _WaitingRequest(socketserver.StreamRequestHandler):
+    def __init__(self, waiting: Waiting, *connection: Any) -> None:
+        self._waiting = waiting
+        super().__init__(*connection)
+
+    def handle(self) -> None:
+        absent = self._waiting.add(*json.loads(self.rfile.readline()))
+        self.wfile.write(json.dumps(absent).encode() + b"\n")
 
 
 _POLL_SECONDS = 0.05

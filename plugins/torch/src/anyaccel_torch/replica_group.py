@@ -51,8 +51,8 @@ _JOIN = "join the others"
 _AVERAGE = "average the gradients"
 _HINT = "another replica has ended or does not answer; start all replicas again with their launcher"
 _HINTS = {
-    _JOIN: "run the phase in all processes, not only inside `if rank == 0:`, or set replicas=1 to train only "
-    "in this process; if one ended with an error, start all again with their launcher"
+    _JOIN: "run the phase, or create the loop, in all processes, not only inside `if rank == 0:`, or set "
+    "replicas=1 to train only in this process; if one ended with an error, start all again with their launcher"
 }
 _meshes: list[DeviceMesh] = []
 _REPORT_SECONDS = 3.0
@@ -186,7 +186,10 @@ class TorchReplicaGroup(ReplicaGroup):
         gradient.
         """
         if self._messages is None:
-            self._messages = dist.new_group(backend="gloo")
+            self._try(_JOIN, self._separate)
+
+    def _separate(self) -> None:
+        self._messages = dist.new_group(backend="gloo", timeout=_timeout())
 
     def meet(self, what: str) -> None:
         """Wait for all, who call this too, for half a minute at most.
@@ -322,8 +325,7 @@ class TorchReplicaGroup(ReplicaGroup):
             cast("ShardedProgram", program).abandon()
 
     def _join(self) -> None:
-        seconds = replica_timeout()
-        timeout = None if seconds is None else timedelta(seconds=seconds)
+        timeout = _timeout()
         store = store_of_attempt(self.rank, self.size, timeout)
         group_store = PrefixStore("anyaccel-group", store)
         dist.init_process_group(_engine(), store=group_store, rank=self.rank, world_size=self.size, timeout=timeout)
@@ -361,6 +363,11 @@ class TorchReplicaGroup(ReplicaGroup):
         if there or not asking.is_alive():
             return sorted(missing)
         return [0] if 0 in missing else []
+
+
+def _timeout() -> timedelta | None:
+    seconds = replica_timeout()
+    return None if seconds is None else timedelta(seconds=seconds)
 
 
 def _ask(store: Store, rank: int, others: set[int], there: set[int]) -> None:
