@@ -12,7 +12,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -189,11 +189,27 @@ def install(session: nox.Session, *arguments: str) -> None:
     all sessions, also where containers switch that off: of the start of a short process it is the larger half.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    session.env["PYTHONPYCACHEPREFIX"] = str(kept(session) / "bytecode")
+    session.env["PYTHONPYCACHEPREFIX"] = str(share_bytecode(session))
     if "--editable" in arguments:
         session.install("--no-compile", *group("editable"))
         arguments = ("--no-build-isolation", *arguments)
     session.install("--no-compile", *arguments)
+
+
+def share_bytecode(session: nox.Session) -> Path:
+    """The folder of bytecode, in which all environments of sessions are one.
+
+    uv links the same files into each of them; of files that differ, Python compares the time and the size.
+    """
+    bytecode = kept(session) / "bytecode"
+    environment = Path(session.bin).absolute().parent
+    place = bytecode / environment.relative_to(environment.anchor)
+    if not place.exists():
+        (bytecode / "environments").mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # Windows allows links to some users only
+            place.symlink_to(bytecode / "environments", target_is_directory=True)
+    return bytecode
 
 
 def hints_with(*modules: str) -> list[str]:
@@ -601,7 +617,9 @@ def built_wheels(session: nox.Session, *sources: str, isolated: bool = True) -> 
         sources: folders with a pyproject.toml.
         isolated: whether each build gets an environment of its own, with what the distribution says it is built by.
     """
-    options = () if isolated else ("--no-isolation",)
+    options: tuple[str, ...] = ("--no-isolation",)
+    if isolated:  # uv makes these environments in a tenth of the time
+        options = ("--installer", "uv") if shutil.which("uv") else ()
     install(session, *group("wheel", *(() if isolated else ("editable",))))
     with tempfile.TemporaryDirectory() as wheels:
         for source in sources:

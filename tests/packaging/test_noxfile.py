@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ class RecordingSession:
 
     def __init__(self, python: str) -> None:
         self.python, self.env, self.texts = python, dict[str, str](), list[str]()
-        self.cache_dir = Path(RELATIVE, ".cache")
+        self.cache_dir, self.bin = Path(RELATIVE, ".cache"), str(Path(RELATIVE, "bin"))
 
     def install(self, *arguments: str) -> None:
         self.texts += [*arguments, *self.env.values()]
@@ -105,6 +106,33 @@ def test_no_session_hands_over_a_relative_folder(noxfile: ModuleType, monkeypatc
     with_folder = {name: [text for text in texts if RELATIVE in text] for name, texts in handed.items()}
     assert with_folder["check"] and with_folder["unit"] and with_folder["backend"]  # or this test sees nothing
     assert not [text for texts in with_folder.values() for text in texts if not Path(text).is_absolute()]
+
+
+def test_environments_share_the_bytecode_of_equal_files(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()  # here folders are made
+    session = RecordingSession(noxfile.FOUND[-1])
+    session.cache_dir = tmp_path / ".cache"
+    values = []
+    for name, text in {"first": "value = 1", "second": None, "third": "value = 30"}.items():
+        source = tmp_path / name / "lib/shared_module.py"
+        source.parent.mkdir(parents=True)
+        if text:
+            source.write_text(text, encoding="utf-8")
+        else:  # as uv puts one file into several environments
+            os.link(tmp_path / "first/lib/shared_module.py", source)
+        session.bin = str(tmp_path / name / "bin")
+        env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": str(source.parent)}
+        env["PYTHONPYCACHEPREFIX"] = str(noxfile.share_bytecode(session))
+        program = "import shared_module as it; print(it.value, it.__file__, it.__cached__)"
+        answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
+        value, file, cached = answer.stdout.split()
+        assert file == str(source)
+        written = Path(cached).resolve()
+        values.append((value, written, written.stat().st_ino))
+    assert [value for value, _, _ in values] == ["1", "1", "30"]
+    assert values[0] == values[1] and values[1][1] == values[2][1] and values[1][2] != values[2][2]
 
 
 @pytest.mark.parametrize(
