@@ -80,7 +80,7 @@ QUERIES = (
 )
 """What people type, and the last parts of the pages that answer it, with `|` between them."""
 
-SHOWN = "return document.querySelector('#search-results p')?.innerText || ''"
+STATUS = "return document.querySelector('#search-results p')?.innerText || ''"
 LINKS = "return [...document.querySelectorAll('ul.search li a')].slice(0, 8).map(a => a.getAttribute('href'))"
 
 
@@ -95,13 +95,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def first_pages(browser: Any, url: str, query: str) -> list[str]:
-    """The first three pages that the search finds."""
+    """The first three pages that the search finds; the best links are shown first, and the page of each is loaded."""
     visit(browser, f"{url}/search.html?q={query.replace(' ', '+')}")
     deadline = time.monotonic() + 20
-    while not any(words in browser.execute_script(SHOWN) for words in ("finished", "did not match")):
+    while len(links := browser.execute_script(LINKS)) < 8:
+        if any(words in browser.execute_script(STATUS) for words in ("finished", "did not match")):
+            links = browser.execute_script(LINKS)
+            break
         assert time.monotonic() < deadline, f"the search for {query!r} does not end"
-        time.sleep(0.05)
-    pages = (link.partition("?")[0].partition("#")[0].removesuffix(".html") for link in browser.execute_script(LINKS))
+        time.sleep(0.01)
+    pages = (link.partition("?")[0].partition("#")[0].removesuffix(".html") for link in links)
     return list(dict.fromkeys(pages))[:3]
 
 
