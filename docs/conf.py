@@ -26,6 +26,7 @@ extensions = [
     "docstrings",  # of this folder: docstrings are written with Markdown's backticks
     "public",  # of this folder: the reference of all public names
     "names",  # of this folder: a line for each name of the reference
+    "navigation",  # of this folder: trees of titles are made from titles
     "search",  # of this folder: what the search leaves out
     "scripts",  # of this folder: each script of examples/ is a page
 ]

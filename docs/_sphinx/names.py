@@ -62,9 +62,15 @@ def entries(doctree: nodes.document) -> Iterable[tuple[str, str, str, list[nodes
         yield signature["module"], name, signature["ids"][0], first_sentence(content)
 
 
+def keep(app: Sphinx, doctree: nodes.document) -> None:
+    """Keep the entries of a page of the reference, which other pages list: reading the page again takes seconds."""
+    if app.env.docname.startswith(FOLDER):
+        app.env.metadata[app.env.docname]["entries"] = list(entries(doctree))
+
+
 def tables(app: Sphinx, docname: str, page: str) -> tuple[int, list[nodes.Node]]:
     """How many entries a page has, and a table of them for each module."""
-    rows = list(entries(app.env.get_doctree(page)))
+    rows = app.env.metadata[page]["entries"]
     found: list[nodes.Node] = []
     for module, group in groupby(sorted(rows, key=lambda row: row[0]), key=lambda row: row[0]):
         group_node = nodes.tgroup(cols=2)
@@ -74,7 +80,7 @@ def tables(app: Sphinx, docname: str, page: str) -> tuple[int, list[nodes.Node]]
         body = nodes.tbody()
         for _, name, anchor, sentence in group:
             link = make_refnode(app.builder, docname, page, anchor, nodes.literal("", name))
-            cells = [nodes.paragraph("", "", link), nodes.paragraph("", "", *sentence)]
+            cells = [nodes.paragraph("", "", link), nodes.paragraph("", "", *(node.deepcopy() for node in sentence))]
             body += nodes.row("", *(nodes.entry("", cell) for cell in cells))
         group_node += body
         found.append(nodes.table("", group_node, classes=["names"]))
@@ -99,5 +105,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.add_node(Listed)
     app.add_directive("names", Names)
+    app.connect("doctree-read", keep)
     app.connect("doctree-resolved", fill)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return {"env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}
