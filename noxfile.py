@@ -132,8 +132,8 @@ nox.options.error_on_missing_interpreters = True
 OLDEST = ["lowest"] if SUPPORTED[0] in FOUND else []
 BACKENDS = [f"backend({name})" for name in PLUGINS if name not in FEATURES or TESTED_WITH.get(name)]
 LONG = [name for name in ("backend(torch)", "backend(jax)", "backend(tensorflow)") if name in BACKENDS]
-SHORT = [*(name for name in BACKENDS if name not in LONG), "thirdparty"]
-CHECKS = ["lint", *LONG, "docs", f"unit-{FOUND[-1]}", "features", "wheel", "mixed", "types", *OLDEST, *SHORT]
+CHECKS = ["lint", "docs", *LONG, "features", f"unit-{FOUND[-1]}", "mixed", "wheel", "types", "thirdparty"]
+CHECKS += [*OLDEST, *(name for name in BACKENDS if name not in LONG)]
 nox.options.sessions = ["check"]
 OF_LONG = 4
 """Into how many parts the long tests are divided, of which each check runs one."""
