@@ -135,7 +135,7 @@ LONG = [name for name in ("backend(torch)", "backend(jax)", "backend(tensorflow)
 CHECKS = ["lint", "docs", *LONG, "features", f"unit-{FOUND[-1]}", "mixed", "wheel", "types", "thirdparty"]
 CHECKS += [*OLDEST, *(name for name in BACKENDS if name not in LONG)]
 nox.options.sessions = ["check"]
-OF_LONG = 4
+OF_LONG = 8
 """Into how many parts the long tests are divided, of which each check runs one."""
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
@@ -405,13 +405,16 @@ def of_features() -> list[str]:
 
 
 def take_away(session: nox.Session, sample: int) -> None:
-    """Uninstall each feature in turn, and run one in `sample` of core's tests and of the others', each time others."""
-    first, count = map(int, os.environ.get("ANYACCEL_TEST_PART", "0/1").split("/"))
-    for name in FEATURES[first::count]:
+    """Uninstall each feature in turn, and run one in `sample` of core's tests and of the others', each time others.
+
+    Each part of the long tests takes one feature away.
+    """
+    part = os.environ.get("ANYACCEL_TEST_PART")
+    for name in [FEATURES[int(part.partition("/")[0]) % len(FEATURES)]] if part else FEATURES:
         session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", f"anyaccel-{name}")
         others = [path for path in of_features() if path != f"plugins/{name}/tests"]
-        part = {"ANYACCEL_TEST_SAMPLE": str(sample), "ANYACCEL_TEST_DRAW": name}
-        session.run("pytest", "tests/core", *others, *spread(), env=part)
+        env = {"ANYACCEL_TEST_SAMPLE": str(sample), "ANYACCEL_TEST_DRAW": name}
+        session.run("pytest", "tests/core", *others, *spread(), env=env)
         install(session, "--no-deps", "--editable", f"plugins/{name}")
 
 
