@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,31 @@ def test_a_replica_takes_its_part_of_batches_in_equal_parts_and_all_of_others() 
     for _ in range(2):
         taken = [(position, batch["x"].tolist()) for position, batch in share(enumerate(rows))]
     assert taken == [(0, [4, 5, 6, 7]), (1, list(range(7)))]
+
+
+class Averages(FirstOf):
+    """A group whose programs average gradients in calls of several steps."""
+
+    def average_in_steps(self, program: Any, around: Any) -> bool:
+        with around():
+            self.asked = program
+        return True
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"accumulate": 2}, {"sharded": True}, {"batches": True}, {"n_stages": 2}, {"able": False}]
+)
+def test_calls_take_several_steps_unless_more_is_exchanged_in_a_step(settings: dict[str, Any]) -> None:
+    batches, n_stages, able = (
+        settings.pop(name, other) for name, other in (("batches", 0), ("n_stages", 1), ("able", 1))
+    )
+    group = Averages() if able else FirstOf()
+    each = ReplicatedTraining("train", Launched(0, 2), {"numpy": group}, **settings)
+    if batches:
+        each.share_batches("source")
+    each.begin_epoch(1, 4)
+    stage: Any = SimpleNamespace(backend=SimpleNamespace(framework="numpy"), program="program")
+    is_simple = not settings and not batches and n_stages == 1 and bool(able)
+    assert each.average_in_steps([stage] * n_stages) == is_simple
+    assert getattr(group, "asked", None) == ("program" if is_simple else None)
+    assert each.where == f"replica 0 of 2, epoch 1, step {5 if is_simple else 4}"  # each exchange is a step

@@ -175,6 +175,23 @@ class Planted(nn.Module):
         return out * torch.inf if self.training and self.calls == 3 and RANK == SIZE - 1 else out
 
 
+class Delayed(torch.optim.Optimizer):
+    """Steps with the gradient of the step before, which it keeps as it is."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    if "gradient" in state:
+                        parameter.sub_(group["lr"] * state["gradient"])
+                    state["gradient"] = parameter.grad
+
+
 def tell(name: str, **values: Any) -> None:
     """Write what this replica found."""
     (Path(sys.argv[2]) / f"{name}-{RANK}.json").write_text(json.dumps(values))
@@ -230,6 +247,7 @@ def cases() -> dict[str, dict[str, Any]]:
         "sparse in the last step": trained(LateSparse(), sgd, last=100.0, sampler=aa.SimpleSampler(48)),
         "recomputed": trained(deep(), sgd, remat="[02]"),
         "a source": trained(deep(), adam, batches=True),
+        "kept gradients": trained(deep(), aa.Optimizer(Delayed, lr=1e-2)),
     }
 
 
@@ -310,7 +328,7 @@ def sixteen_bits() -> None:
     torch.manual_seed(0)
     every = torch.randn(2, 4096).bfloat16()
     parameter = nn.Parameter(torch.zeros(4096, dtype=torch.bfloat16))
-    backward = OverlappedPass([parameter])
+    backward = OverlappedPass([parameter], drops_gradients=True)
     backward.run([(parameter * every[RANK]).sum()], [None])
     backward.decide(sums=backward.is_summable, bucket_bytes=1000.0)
     parameter.grad = None
@@ -327,7 +345,7 @@ def without_rows() -> None:
     """A replica that has no rows for a program takes part in its sums."""
     group()
     first, second = (nn.Parameter(torch.zeros(3)) for _ in range(2))
-    backward = OverlappedPass([first, second])
+    backward = OverlappedPass([first, second], drops_gradients=True)
     backward.run([first.sum()], [None])
     backward.decide(sums=backward.is_summable, bucket_bytes=4.0)
     first.grad = None

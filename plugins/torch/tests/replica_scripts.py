@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import warnings
@@ -17,6 +18,7 @@ import torch
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
 from anyaccel_distributed import launched
+from anyaccel_torch.program import TorchProgram
 
 PLACE = launched()
 RANK = 0 if PLACE is None else PLACE.rank
@@ -123,6 +125,101 @@ def unused() -> None:
     results = aa.Experiment(graph).run_phase(phase)
     weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
     tell("unused", weights=weights, loss=results.epochs[-1].loss, same=bool(torch.equal(before, model.never.weight)))
+
+
+class Idle(torch.nn.Module):
+    """Gives constants, which no loss can train, where all rows are those of the second half of the third batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = model_of()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        return out.detach() if bool((x[:, 0] > 100).all()) else out
+
+
+class Listener(aa.Callback):
+    """Notes each step, and its loss."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[float]] = []
+
+    def step_end(self, run: Any) -> None:
+        self.steps.append([run.epoch, run.step, *run.step_losses().values()])
+
+
+def calls() -> None:
+    """Trainings in calls of several steps, and the same steps one by one, as where they are asked to be compiled."""
+    rows, pulled = data(480), list[int]()
+    x = rows.array("x").copy()
+    x[240:288, 0] += 200
+    idle = aa.FeatureSet.from_dict("data", {"x": x, "y": rows.array("y")}, ["x"], ["y"])
+    forward_pullback = TorchProgram.forward_pullback
+
+    def counted(*arguments: Any) -> Any:
+        pulled.append(1)
+        return forward_pullback(*arguments)
+
+    TorchProgram.forward_pullback = counted  # type: ignore[method-assign]
+    mse, mae = aa.AppliedLoss("mse", on="net"), aa.AppliedLoss("mae", on="net", weight=0.5, label="mae")
+    cases: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any]]] = {
+        "dropout": (deep_model, {}),
+        "two losses": (model_of, {"losses": [mse, mae]}),
+        "ragged": (model_of, {"batch_size": 91}),
+        "scaled": (model_of, {"precision": "fp16-mixed"}),
+        "weighted": (model_of, {"losses": [aa.AppliedLoss("mse", on="net", sample_weight="data.w")]}),
+        "idle": (Idle, {"data": idle, "shuffle": False}),
+        "heard": (model_of, {"callbacks": 1}),
+    }
+    for name, (make, more) in cases.items():
+        for compile in ("auto", "steps"):
+            model, listener, settings = make(), Listener(), {"data": rows, "losses": [mse], "batch_size": 96, **more}
+            sampler = aa.SimpleSampler(settings.pop("batch_size"), shuffle=settings.pop("shuffle", True))
+            settings["callbacks"] = [listener] * settings.get("callbacks", 0)
+            graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2, clip_norm=0.5))
+            phase = aa.TrainPhase("train", sampler=sampler, epochs=4, compile=compile, **settings)
+            pulled.clear()
+            results = aa.Experiment(graph).run_phase(phase)
+            tell(
+                f"calls {name} {compile}",
+                losses=[[epoch.loss, *epoch.losses.values()] for epoch in results.epochs],
+                weights=[parameter.detach().numpy().tolist() for parameter in model.parameters()],
+                steps=listener.steps,
+                pulled=len(pulled),
+            )
+    TorchProgram.forward_pullback = forward_pullback  # type: ignore[method-assign]
+
+
+class Ends(torch.nn.Module):
+    """Kills the process of one replica in its fortieth step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.n_calls = model_of(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n_calls += self.training
+        if self.n_calls == 40 and RANK == 1:
+            time.sleep(0.3)  # what was sent has arrived
+            os.kill(os.getpid(), signal.SIGKILL)
+        out: torch.Tensor = self.layer(x)
+        return out
+
+
+def lost() -> None:
+    """One replica is killed in the middle of a call of several steps."""
+    rows = data()
+    graph = graph_of(rows, Ends(), aa.Optimizer("sgd", lr=1e-2))
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data="train", losses=losses, batch_size=96, epochs=50)
+    began = time.monotonic()
+    try:
+        aa.Experiment(graph).run_phase(phase)
+    except AnyaccelError as error:
+        notes = list(getattr(error, "__notes__", ()))
+        tell("lost in a call", message=str(error), notes=notes, seconds=time.monotonic() - began)
+        raise
 
 
 def disagree() -> None:
@@ -337,7 +434,10 @@ def leave() -> None:
 
 
 if __name__ == "__main__":
-    functions = (train, beside_ddp, unused, disagree, fail, stop, mixed, leave, resumed, resumed_without_dropout)
+    functions = (
+        *(train, beside_ddp, unused, calls, lost, disagree, fail, stop, mixed, leave),
+        *(resumed, resumed_without_dropout),
+    )
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

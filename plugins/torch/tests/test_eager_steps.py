@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyaccel.device import Device
-from anyaccel.errors import OutOfMemoryError, PhaseError, ShapeError
+from anyaccel.errors import CompileError, OutOfMemoryError, PhaseError, ShapeError
 from anyaccel.segment import LossTerm, Operation, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch import step_compiler
@@ -196,3 +196,43 @@ def test_out_of_memory_in_a_step_raises_out_of_memory_error(
     ):
         with pytest.raises(OutOfMemoryError, match=r"not enough memory for a .* segment 's'"):
             act()
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 2])
+def test_gradients_are_exchanged_once_a_step_before_clipping_and_update(
+    backend: TorchBackend, segment_of: Make, data: Data, n_microbatches: int
+) -> None:
+    x, y, order = data
+    actual, hand = mlp(), mlp()
+    program = backend.build(segment_of(actual, optimizer=Optimizer("sgd", lr=0.1, clip_norm=0.2)))
+    rows: list[int] = []
+
+    def exchange(n_rows: int) -> None:
+        rows.append(n_rows)
+        for parameter in actual.parameters():
+            parameter.grad = 3 * parameter.grad  # type: ignore[operator]
+
+    program.exchange_in_steps(exchange)
+    program.train_steps([x, y], [order, order], 4, 5, 4, n_microbatches)
+    optimizer = torch.optim.SGD(hand.parameters(), lr=0.1, fused=True)
+    for i in range(5):
+        taken = order[4 + i * 4 :][:4]
+        optimizer.zero_grad()
+        F.mse_loss(hand(x[taken]), y[taken]).backward()
+        for parameter in hand.parameters():
+            parameter.grad = 3 * parameter.grad  # type: ignore[operator]
+        nn.utils.clip_grad_norm_(hand.parameters(), 0.2)
+        optimizer.step()
+    assert rows == [4] * 5
+    for own, expected in zip(weights(actual), weights(hand), strict=True):
+        torch.testing.assert_close(own, expected, rtol=0 if n_microbatches == 1 else 1e-6, atol=1e-7)
+
+
+def test_steps_with_an_exchange_are_not_compiled(backend: TorchBackend, segment_of: Make, data: Data) -> None:
+    x, y, order = data
+    program = backend.build(segment_of(mlp()))
+    program.exchange_in_steps(lambda n_rows: None)
+    program.train_steps([x, y], [order, order], 4, 5, 4)
+    assert program.estimate_compile(10**9) is None
+    with pytest.raises(CompileError, match=r"replicas exchange gradients within each step\. Hint: leave compile"):
+        program.compile([x, y], [order, order], 4)

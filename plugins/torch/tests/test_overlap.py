@@ -24,7 +24,7 @@ SCRIPTS = Path(__file__).with_name("overlap_scripts.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 CASES = (
     *("plain", "clipped", "accumulated", "tied", "branches", "sparse", "reentrant", "reentrant once", "recomputed"),
-    *("last step", "last step accumulated", "sparse in the last step", "a source"),
+    *("last step", "last step accumulated", "sparse in the last step", "a source", "kept gradients"),
 )
 PARTS = ("untouched", "sixteen_bits", "without_rows", "bounded")
 ENVIRONMENT = {**os.environ, "ANYACCEL_TORCH_BUCKET_MB": "0.005", "OMP_NUM_THREADS": "1"}

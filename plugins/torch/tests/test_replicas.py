@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def in_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two replicas tell of trainings in calls of several steps, and one by one."""
+    return succeeded("calls", tmp_path_factory.mktemp("calls"), 2)
+
+
+@pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What three replicas of torchrun tell, which cannot share batches of 50 rows evenly."""
     return succeeded("train", tmp_path_factory.mktemp("three"), 3, by="torchrun")
@@ -96,6 +103,21 @@ def test_parameters_that_only_some_replicas_use_are_trained_as_in_one_process(al
         assert one["loss"] == pytest.approx(expected["loss"], rel=1e-6)
         for own, other in zip(one["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(own, other, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dropout", "two losses", "ragged", "scaled", "weighted", "idle", "heard"])
+def test_calls_of_several_steps_have_the_numbers_of_single_steps(in_calls: Path, name: str) -> None:
+    together, single = told(in_calls, f"calls {name} auto", 2), told(in_calls, f"calls {name} steps", 2)
+    assert together[0]["weights"] == together[1]["weights"]
+    n_steps = 4 * (6 if name == "ragged" else 5)
+    for one, other in zip(together, single, strict=True):
+        np.testing.assert_allclose(one["losses"], other["losses"], rtol=1e-6)
+        for own, others in zip(one["weights"], other["weights"], strict=True):
+            np.testing.assert_allclose(own, others, rtol=1e-5, atol=2e-6)
+        np.testing.assert_allclose(one["steps"], other["steps"], rtol=1e-6)
+        assert other["pulled"] == n_steps and one["pulled"] == n_steps * (name == "weighted")
+        assert len(one["steps"]) == n_steps * (name == "heard")
 
 
 @pytest.mark.slow
@@ -178,6 +200,21 @@ def test_without_a_launcher_the_others_end_with_an_error_of_their_own(tmp_path: 
     one = json.loads((tmp_path / "fail-0.json").read_text())
     assert "replica 0 of 2 could not " in one["message"]
     assert "another replica has ended or does not answer" in one["message"]
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_within_a_call_of_several_steps_is_named_with_the_step(tmp_path: Path) -> None:
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, str(SCRIPTS), "lost", str(tmp_path)]
+    both = [subprocess.Popen(command, env={**shared, "RANK": rank}, stderr=subprocess.DEVNULL) for rank in "01"]
+    assert [process.wait(120) for process in both] == [1, -signal.SIGKILL]
+    one = json.loads((tmp_path / "lost in a call-0.json").read_text())
+    assert one["message"].startswith(
+        "phase 'train', epoch 4, step 3: replica 0 of 2 could not average the gradients: replica 1 ended"
+    )
+    assert "another replica has ended or does not answer" in one["message"]
+    assert "it was step 4 of epoch 5" in one["notes"]
+    assert one["seconds"] < 30
 
 
 @pytest.fixture

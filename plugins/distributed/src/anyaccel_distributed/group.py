@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.capability import Capability
@@ -61,6 +62,21 @@ class ReplicaGroup(ABC):
             FrameworkError: another replica has ended, or does not respond.
         """
         return ()
+
+    def average_in_steps(self, program: Program, around: Callable[[], AbstractContextManager[None]]) -> bool:
+        """Let `MultiStepProgram.train_steps` average the gradients of each step, so that calls take several steps.
+
+        The numbers are those of `average_gradients` with the rows of each step, and so are the messages: some replicas
+        may take steps in such calls while others take the same steps one by one. The default does nothing.
+
+        Args:
+            program: The only program of a phase with whole parameters; no loss weights rows or positions.
+            around: Returns a context for the exchange of a step, which raises what `average_gradients` raises.
+
+        Returns:
+            Whether it does so, until the program is closed.
+        """
+        return False
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:

@@ -169,8 +169,9 @@ class ReplicatedTraining(ProcessGroup):
         return (ReplicatedEpochs(run, pipeline, self),)
 
     def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """Return the extensions after hooks; calls are agreed on if a program takes several steps."""
-        return (AgreedStop(run, self), *([SharedCalls(self)] if pipeline.multi_step else []))
+        """Return the extensions after hooks; calls of several steps are agreed on if one program computes them."""
+        shares_calls = pipeline.multi_step and self.global_batches
+        return (AgreedStop(run, self), *([SharedCalls(self)] if shares_calls else []))
 
     def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
         return replica_checks(phase, pipeline, self)
@@ -215,6 +216,13 @@ class ReplicatedTraining(ProcessGroup):
             begin = self._begin_parts if self._global_batches.parts else lambda: 1
             return GlobalBatchStep(stages, log_event, begin, self.compare_step, self.end_step, multi_step=multi_step)
         return CrossSegmentStep(stages, log_event) if self.fixed_order else ReplicatedStep(stages, log_event, self)
+
+    def average_in_steps(self, stages: Sequence[PipelineStage]) -> bool:
+        """Let the only program average gradients in calls of several steps, unless more is exchanged in a step."""
+        if len(stages) > 1 or self.sharded or self._batches is not None or self._accumulate > 1:
+            return False
+        group = self._groups[stages[0].backend.framework]
+        return group.average_in_steps(stages[0].program, partial(self.shared_call, 1))
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or continues after its first `step` steps; errors name both."""
@@ -278,7 +286,7 @@ class ReplicatedTraining(ProcessGroup):
 
     @contextmanager
     def shared_call(self, n_steps: int) -> Iterator[None]:
-        """Around a call of a program that all replicas compute together; errors name its steps."""
+        """Around what all replicas compute together, a call of a program or an exchange; errors name its steps."""
         with self._naming_this_replica(n_steps):
             yield
         self._step += n_steps
@@ -453,6 +461,9 @@ class StepReplicas(Protocol):
     ) -> list[dict[str, Any]]:
         """Return `ReplicaGroup.loss_weights` for stages with the weight inputs of their losses."""
 
+    def average_in_steps(self, stages: Sequence[PipelineStage]) -> bool:
+        """Let the program of these stages average gradients in calls of several steps; return whether it does."""
+
     def begin_last_part(self, stages: Sequence[PipelineStage], weight: float, part: float) -> set[int]:
         """Begin the last part; return the `id`s of stages that overlap the exchange
         (`ReplicaGroup.overlap_gradients`).
@@ -473,12 +484,12 @@ class ReplicatedStep(CrossSegmentStep):
         replicas: Replicas that split each step.
     """
 
-    multi_step = False  # each has a program of its own
     is_share = True
 
     def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent, replicas: StepReplicas) -> None:
         super().__init__(stages, log_event)
         self._replicas = replicas
+        self.multi_step = not self._weighted and replicas.average_in_steps(stages)
         self._trained = [stage for stage in stages if stage.has_gradient]
 
     def begin_reading(self) -> None:

@@ -37,6 +37,10 @@ class EagerSteps:
         steppers: Functions that do an optimizer step, one for each parameter group.
         trained: Parameters whose gradients are cleared after each step.
         scaling: Loss scaling.
+
+    Attributes:
+        exchange: Function that is called with the rows of each step after its backward passes, and replaces the
+            gradients by those of all processes; None in a single process.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class EagerSteps:
         self._steppers, self._trained, self._scaling = steppers, trained, scaling
         self._kinds: list[tuple[bool, torch.dtype]] | None = None  # of the losses of the last call
         self._start: tuple[list[int], list[Tensor]] = [], []
+        self.exchange: Callable[[int], None] | None = None
 
     def run(
         self,
@@ -68,25 +73,24 @@ class EagerSteps:
             means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
             weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
             history: list[Tensor] = []
-            roots: list[int] | None = None
-            is_scaled, trains_all = scaling is not UNSCALED, False
+            is_scaled, exchange = scaling is not UNSCALED, self.exchange
             for values in batches:
                 for run in runs:
                     run(values)
                 losses: list[Tensor] = []
                 for mean in means:  # an error's traceback would keep a comprehension's frame, and with it all values
                     losses.append(mean(values))
-                if roots is None:
-                    # As `_roots`, which single steps need not ask again while losses are as they were.
-                    kinds = [(loss.requires_grad, loss.dtype) for loss in losses]
-                    if kinds != self._kinds:
-                        self._start, self._kinds = self._roots(losses), kinds
-                    roots, weights = self._start
-                    trains_all = len(roots) == len(losses)
-                backward(
-                    losses if trains_all else [losses[i] for i in roots],
-                    scaling.scaled(weights) if is_scaled else weights,
-                )
+                kinds = [(loss.requires_grad, loss.dtype) for loss in losses]
+                if kinds != self._kinds:
+                    self._start, self._kinds = self._roots(losses), kinds
+                roots, weights = self._start
+                if roots:
+                    backward(
+                        losses if len(roots) == len(losses) else [losses[i] for i in roots],
+                        scaling.scaled(weights) if is_scaled else weights,
+                    )
+                if exchange is not None:
+                    exchange(len(values[0]))
                 if not is_scaled or scaling.unscale(trained):
                     for step in steppers:
                         step()
@@ -135,6 +139,8 @@ class EagerSteps:
                     scaled = [self._scaled(losses, i, shares.get(i, share)) for i in roots]
                 self._backward([losses[i] for i in roots], scaled)
                 totals = _accumulated(totals, losses, [shares.get(i, share) for i in range(len(losses))])
+            if self.exchange is not None:
+                self.exchange(rows)
             if self._scaling.unscale(self._trained):
                 for step in self._steppers:
                     step()
@@ -155,10 +161,10 @@ class EagerSteps:
 
     def _roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """Return indices of the losses that reach a parameter, and their weights as gradients to start backward
-        with.
+        with. In several processes, the rows of one may reach none.
         """
         roots = [i for i, loss in enumerate(losses) if loss.requires_grad]
-        if not roots or not self._trained:
+        if self.exchange is None and not (roots and self._trained):
             labels = ", ".join(loss.label for loss in self._losses) or "none"
             raise PhaseError(
                 f"no loss of segment {self._label!r} reaches a trained parameter "

@@ -378,13 +378,13 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             self._flags.require_only(self.trained)
         steppers = [group.stepper(clip=True) for group in self._groups]
         self._scaling = loss_scaling_of(segment)
-        eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
+        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
         devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices, self._scaling
         )
         self._whole_steps = WholeSteps(
-            segment.label, eager, self._compiler, self._losses, self._empty_slots, next(iter(self._devices), None)
+            segment.label, self._eager, self._compiler, self._losses, self._empty_slots, next(iter(self._devices), None)
         )
         self._guard = InputGuard(segment)
         self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
@@ -453,6 +453,12 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             return ends
 
         return self._whole_steps.run_and_notify(columns, orders, start, n_steps, batch_size, tell, n_microbatches)
+
+    def exchange_in_steps(self, exchange: Callable[[int], None]) -> None:
+        """Call a function with the rows of each training step from now on, between its backward passes and its update:
+        it replaces the gradients by those of all processes. Steps then run uncompiled.
+        """
+        self._eager.exchange, self._compiler.exchanges = exchange, True
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """Estimate the gain of compiling, from measured uncompiled steps and from earlier compilations."""
@@ -550,6 +556,11 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
     def has_sparse_gradients(self) -> bool:
         """Whether some layer reports sparse gradients."""
         return has_sparse_gradients(self._modules)
+
+    @property
+    def drops_gradients(self) -> bool:
+        """Whether no optimizer keeps a gradient after its step, as those that torch has by name."""
+        return all(group.spec.own is None for group in self._groups)
 
     @cached_property
     def gradient_bytes(self) -> int:
@@ -860,10 +871,13 @@ class OverlappedPass(BackwardPass):
 
     Args:
         parameters: Trained parameters on one device.
+        drops_gradients: Whether nobody keeps a gradient for a later step: then they stay in the memory of buckets,
+            which the next step overwrites.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, drops_gradients: bool) -> None:
         self.is_watched, self.is_summable = True, True
+        self._drops_gradients = drops_gradients
         self._parameters = tuple(parameters)
         self._counts = [0] * len(self._parameters)
         self._handles: list[Any] = [
@@ -888,6 +902,7 @@ class OverlappedPass(BackwardPass):
                 init_sync=False,
                 find_unused_parameters=True,  # else one that lacks a gradient never sends its bucket
                 bucket_cap_mb=bucket_bytes / 2**20,
+                gradient_as_bucket_view=self._drops_gradients,
             )
             self._ddp.register_comm_hook(self._state, _sum_bucket)
 

@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import reduce
 from secrets import token_hex
@@ -115,7 +116,7 @@ class TorchReplicaGroup(ReplicaGroup):
                     and len({parameter.device for parameter in program.trained}) == 1  # each has a thread in the pass
                     and all(holders[parameter] == 1 for parameter in program.trained)
                 ):
-                    program.backward = OverlappedPass(program.trained)
+                    program.backward = OverlappedPass(program.trained, drops_gradients=program.drops_gradients)
         summing = [program for program in large if program.backward.sums]
         if summing:
             self._try(_AVERAGE, lambda: self._expect(summing, StepWeight(weight, part)))
@@ -146,6 +147,21 @@ class TorchReplicaGroup(ReplicaGroup):
                 watched, *self.gather([watched_pass.is_summable for watched_pass in watched]), strict=True
             ):
                 backward.decide(sums=all(summable), bucket_bytes=self.bucket_bytes)
+
+    def average_in_steps(self, program: Program, around: Callable[[], AbstractContextManager[None]]) -> bool:
+        """Average with one all-reduce in each uncompiled step, if the gradients are at most a bucket."""
+        torch_program = cast("TorchProgram", program)
+        if torch_program.gradient_bytes > self.bucket_bytes or torch_program.segment.compile == "steps":
+            return False
+        messages = self.gradient_messages(torch_program.trained)
+
+        @torch.no_grad()
+        def exchange(n_rows: int) -> None:
+            with around():
+                self._send(messages, n_rows, means=True)
+
+        torch_program.exchange_in_steps(exchange)
+        return True
 
     def gradient_messages(self, parameters: Sequence[Tensor]) -> list[GradientMessage]:
         """Return the messages of parameters."""
@@ -227,7 +243,10 @@ class TorchReplicaGroup(ReplicaGroup):
         known = self._reused.get(programs[0])
         if known is None or known[0] != ids:
             known = self._reused[programs[0]] = ids, self.gradient_messages(parameters)
-        for message in known[1]:
+        self._send(known[1], weight, means=means)
+
+    def _send(self, messages: Sequence[GradientMessage], weight: float, *, means: bool) -> None:
+        for message in messages:
             message.write(weight)
             self._try(_AVERAGE, lambda sent=message.tensor: dist.group.WORLD.allreduce([sent]).wait())  # type: ignore[misc,union-attr]
             message.read(means=means)

@@ -62,6 +62,8 @@ class StepCompiler:
         self._segment_module: SegmentModule | None = None
         self._eager_time: tuple[float, int] | None = None  # seconds a step, and its batch size
         self._failed = False
+        self.exchanges = False
+        """Whether processes exchange gradients in each step."""
         self._captured_values: Values | None = None
 
     def record_eager_time(self, seconds: float, processor: float, n_steps: int, batch: int) -> None:
@@ -195,7 +197,11 @@ class StepCompiler:
         return device if device.type in ("cpu", "cuda") else None
 
     def _uncompilable(self) -> str:
-        """Return what compiled steps do not support: offloaded or sharded weights, recomputation on a GPU; or `""`."""
+        """Return what compiled steps do not support: an exchange of gradients, offloaded or sharded weights,
+        recomputation on a GPU; or `""`.
+        """
+        if self.exchanges:
+            return "replicas exchange gradients within each step"
         nodes = (operation for operation in self._segment.operations if operation.model is not None)
         resting = next((operation.label for operation in nodes if find_offload(operation.model) is not None), None)
         if resting is not None:
