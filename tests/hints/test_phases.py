@@ -244,6 +244,10 @@ def test_words_of_others(hint: Any) -> None:
         train(model=aa.SequentialMLP(1))
     model, data = aa.SequentialMLP(1), features()
     assert run(train(), ModelGraph([ModelNode("net", model, data.reference())], "adam")).loss.size
+    with hint("write validation='SPLIT', or leave it out"):
+        train(validate_every=2)
+    assert run(train(validate_every=2, validation="val")).figure("val_loss").size
+    assert run(train()).loss.size
     with hint("write data='train'"):
         EvalPhase("test", split="train")
     with hint("write data='train'"):

@@ -26,7 +26,6 @@ ORDER = (
     "eval_phase",
     "row_alignment",
     "process_groups",
-    "nan_check",
     "loop_factory",
     "train_loop",
     "outer_contexts",
@@ -38,7 +37,7 @@ ORDER = (
     "step_pacing",
     "oom_recovery",
     "oom_report",
-    "non_finite_losses",
+    "nan_check",
     "loss_scale_report",
     "loop_extension",
     "loss_accumulator",
@@ -88,7 +87,7 @@ OBSERVERS = {
     "progress",
     "process_group",
     "loop_extension",
-    "non_finite_losses",
+    "nan_check",
 }
 """Are told of an epoch, and hand on no batch."""
 BELOW = (

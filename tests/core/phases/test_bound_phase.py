@@ -77,9 +77,6 @@ class Fakes:
     def __init__(self, **devices):
         self.listed, self.asked = devices, []
 
-    def kinds(self, framework):
-        return ()
-
     def devices(self, framework=None):
         self.asked.append(framework)
         return [(framework, Device.parse(name)) for name in self.listed[framework]]
@@ -97,7 +94,7 @@ class Fakes:
 )
 def test_the_best_device_is_one_that_all_frameworks_have(monkeypatch, devices, best):
     fakes = Fakes(**devices, other=["gpu:7"])
-    monkeypatch.setattr("anyaccel.placement.registry", lambda: fakes)
+    monkeypatch.setattr("anyaccel.phases.bound_phase.registry", lambda: fakes)
     assert str(best_common_device(sorted(devices))) == best
     assert fakes.asked == sorted(devices)  # no other framework is asked, and so none is loaded
 

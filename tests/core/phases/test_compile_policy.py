@@ -739,9 +739,9 @@ def test_steps_are_compiled_again_for_blocks_of_another_size(
 def test_a_call_that_was_cut_short_does_not_slow_the_next() -> None:
     one = step_pacing.StepPacing()
     for _ in range(10):
-        one.record(one.next(), 1e-5 * one.next())
-    assert one.next() == 1024
+        one.record(one.n_steps, 1e-5 * one.n_steps)
+    assert one.n_steps == 1024
     one.record(3, 3e-5)
-    assert one.next() == 1024
+    assert one.n_steps == 1024
     one.record(3, 0.9)
-    assert one.next() == 1
+    assert one.n_steps == 1

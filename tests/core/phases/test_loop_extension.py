@@ -16,6 +16,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.phases import loop_factory, train_loop
 from anyaccel.phases.loop_extension import Call, LoopExtension
+from anyaccel.phases.train_loop import TrainLoop
 
 SOURCE = inspect.getsource(train_loop)
 FEATURES = (
@@ -89,10 +90,13 @@ for _moment in set(MOMENTS) - set(vars(Toy)):
 @pytest.fixture
 def extensions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Changes the extensions of all loops."""
-    plain = loop_factory.loop_extensions
 
     def change(changed: Callable[[list[LoopExtension]], list[LoopExtension]]) -> None:
-        monkeypatch.setattr(loop_factory, "loop_extensions", lambda *args: changed(plain(*args)))
+        class Changed(TrainLoop):
+            def __init__(self, *, extensions: list[LoopExtension], **parts: Any) -> None:
+                super().__init__(extensions=changed(extensions), **parts)
+
+        monkeypatch.setattr(loop_factory, "TrainLoop", Changed)
 
     return change
 

@@ -661,7 +661,7 @@ def test_snapshots_are_given_up_before_a_phase_fails(monkeypatch: pytest.MonkeyP
 
     capacities = range(30_000, 70_000, 1_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Snapshots, "_take", lambda self, step, n_losses: None)
+        patch.setattr(Snapshots, "take", lambda self, step=0, n_losses=0: None)
         least = next(capacity for capacity in capacities if fits(capacity) is not None)
     result = fits(least)
     assert result is not None and told(result)[-1][2] == "snapshots are no longer taken, to save memory"
@@ -687,7 +687,7 @@ def test_snapshots_that_fill_the_memory_are_given_up_before_steps_get_smaller() 
     with simulate(1):
         run(expected, phase())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Snapshots, "_take", lambda self, step, n_losses: None)
+        patch.setattr(Snapshots, "take", lambda self, step=0, n_losses=0: None)
         least = next(capacity for capacity in range(100_000, 300_000, 4_000) if fits(capacity) is not None)
     graph = made()
     with simulate(1, capacity=least + 4_000):
@@ -886,7 +886,7 @@ class FullLoader:
 
 def report_of(pipeline: Any) -> OutOfMemoryReport:
     factory: Any = SimpleNamespace(plan=SimpleNamespace(assignments=()), nbytes=dict)
-    return OutOfMemoryReport(label="t", trains=True, may_stream=True, couplings=(), factory=factory, pipeline=pipeline)
+    return OutOfMemoryReport(part=train(), may_stream=True, learners=(), factory=factory, pipeline=pipeline)
 
 
 @pytest.mark.parametrize("question", ["fits", "error"])
@@ -920,12 +920,10 @@ def test_an_error_lets_go_of_what_its_causes_hold_before_the_report_is_made() ->
         assert held[0]() is None and (error.__cause__, error.__traceback__) == (None, None)
         return OutOfMemoryError(f"{n_rows} rows", available="")
 
-    made: Any = SimpleNamespace(error=report)
+    made: Any = SimpleNamespace(error=report, factory=SimpleNamespace(batch_size=8))
     recovery = oom_recovery.OutOfMemoryRecovery(
         name="t",
         loader=FullLoader(),
-        batch_size=8,
-        streamed=None,
         report=made,
         log_event=lambda *_, **__: None,  # type: ignore[arg-type]
     )
@@ -978,7 +976,7 @@ def test_snapshots_take_at_most_a_small_share_of_the_time(cost: float, step: flo
 
     pipeline = Copied()
     snapshots = Snapshots(pipeline, within_epoch=True)  # type: ignore[arg-type]
-    snapshots.begin_epoch()
+    snapshots.take()
     for done in range(1, 5001):
         clock.now += step
         snapshots.after_step(done, [None] * done)  # type: ignore[arg-type]
@@ -993,7 +991,7 @@ def test_a_loader_that_cannot_repeat_has_a_snapshot_at_the_start_only(clock: Clo
         snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None, synchronize=lambda: None
     )
     snapshots = Snapshots(pipeline, within_epoch=False)  # type: ignore[arg-type]
-    snapshots.begin_epoch()
+    snapshots.take()
     for done in range(100):
         clock.now += 1.0
         snapshots.after_step(done, [])  # type: ignore[arg-type]

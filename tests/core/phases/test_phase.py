@@ -30,7 +30,7 @@ def train(**settings):
 
 def test_counts_may_be_integers_of_numpy() -> None:
     counts = {name: np.int64(2) for name in ("epochs", "validate_every", "accumulate")}
-    phase = TrainPhase("t", data="train", losses=[MSE], **counts)
+    phase = TrainPhase("t", data="train", losses=[MSE], validation="val", **counts)
     assert [(type(getattr(phase, name)), getattr(phase, name)) for name in counts] == [(int, 2)] * 3
 
 
@@ -56,6 +56,11 @@ def test_counts_may_be_integers_of_numpy() -> None:
         ({"epochs": 1.5}, PhaseError, "epochs=1.5 is not an int of at least 0"),
         ({"epochs": True}, PhaseError, "epochs=True is not an int of at least 0"),
         ({"validate_every": 0}, PhaseError, "validate_every=0 is not an int of at least 1"),
+        (
+            {"validate_every": 2},
+            PhaseError,
+            "phase 't' has validate_every=2 but no validation. Hint: write validation='SPLIT', or leave it out",
+        ),
         (
             {"sampler": "all"},
             PhaseError,
@@ -209,6 +214,14 @@ def test_an_accelerator_is_given_in_any_spelling(spelling):
 
 
 # -- as plain data -----------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_that_0_1_saved_may_have_validate_every_without_a_validation():
+    saved = {**train().get_config(), "validate_every": 3}
+    assert TrainPhase.from_config(saved).validate_every == 1
+    validation = train(validation="val").get_config()["validation"]
+    assert TrainPhase.from_config({**saved, "validation": validation}).validate_every == 3
+
 
 PHASES = [
     train(),

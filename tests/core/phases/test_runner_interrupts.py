@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -208,7 +209,8 @@ def fail_in_the_third_step(monkeypatch):
 def test_steps_before_an_error_within_a_call_are_counted(line, experiment, train, told, monkeypatch, steps_at_once):
     graph, (listen, steps) = line().build(), told
     fail_in_the_third_step(monkeypatch)
-    monkeypatch.setattr("anyaccel.phases.loop_extension.StepPacing.next", lambda self: steps_at_once)
+    pacing = SimpleNamespace(n_steps=steps_at_once, record=lambda n_steps, seconds: None)
+    monkeypatch.setattr("anyaccel.phases.train_loop.StepPacing", lambda: pacing)
     with pytest.raises(ValueError, match="the third batch"):
         experiment(graph).run_phase(train(callbacks=[listen]))
     assert steps == [2] and graph.optimizer_states["net"].step == 2

@@ -39,15 +39,17 @@ def call(clock: SimpleNamespace, until: float) -> Any:
 
 def test_a_call_is_waited_for_once_the_next_lies_ready(clock: SimpleNamespace) -> None:
     pending = PendingCalls()
-    assert list(pending.launched(call(clock, 101.0), 8, 100.0)) == []
-    ((steps, seconds),) = pending.launched(call(clock, 103.0), 16, 100.1)
+    pending.add(call(clock, 101.0), 8, 100.0)
+    assert list(pending.done()) == []
+    pending.add(call(clock, 103.0), 16, 100.1)
+    ((steps, seconds),) = pending.done()
     assert steps == 8
     assert seconds == pytest.approx(1.0, abs=1e-3)
     clock.now = 103.0
-    ((steps, seconds),) = pending.finish()
+    ((steps, seconds),) = pending.done(are_read=True)
     assert steps == 16
     assert seconds == pytest.approx(2.0, abs=1e-3), "from when the one before was done"
-    assert list(pending.finish()) == []
+    assert list(pending.done(are_read=True)) == []
 
 
 def test_what_is_between_epochs_is_no_calls_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +87,7 @@ def test_what_is_between_epochs_is_no_calls_time(monkeypatch: pytest.MonkeyPatch
 def test_calls_grow_by_doubling():
     pace, counts = StepPacing(), []
     for _ in range(8):
-        counts.append(pace.next())
+        counts.append(pace.n_steps)
         pace.record(counts[-1], 1e-6 * counts[-1])
     assert counts == [1, 2, 4, 8, 16, 32, 64, 128]
 
@@ -94,7 +96,7 @@ def test_calls_grow_by_doubling():
 def test_calls_never_take_longer_than_aimed_at_unless_one_step_does(seconds_a_step, calls):
     pace = StepPacing()
     for _ in range(calls):
-        count = pace.next()
+        count = pace.n_steps
         assert count == 1 or count * seconds_a_step <= 0.2 * (1 + 1e-9)
         pace.record(count, count * seconds_a_step)
 
@@ -103,27 +105,27 @@ def test_calls_never_take_longer_than_aimed_at_unless_one_step_does(seconds_a_st
 def test_a_pace_is_at_least_one_step_and_at_most_doubles(times):
     pace = StepPacing()
     for seconds in times:
-        before = pace.next()
+        before = pace.n_steps
         pace.record(before, seconds)
-        assert 1 <= pace.next() <= 2 * before
+        assert 1 <= pace.n_steps <= 2 * before
 
 
 def test_steps_that_become_slow_are_taken_fewer_at_a_time():
     pace = StepPacing()
     for _ in range(10):
-        pace.record(pace.next(), pace.next() * 1e-5)
-    assert pace.next() == 1024
+        pace.record(pace.n_steps, pace.n_steps * 1e-5)
+    assert pace.n_steps == 1024
     pace.record(1024, 1024 * 1e-2)
-    assert pace.next() == 16
+    assert pace.n_steps == 16
 
 
 def test_a_short_last_call_says_what_a_step_takes():
     """The calls of the next epoch are not cut to the length of the last one of this."""
     pace = StepPacing()
     for _ in range(10):
-        pace.record(pace.next(), pace.next() * 1e-5)
+        pace.record(pace.n_steps, pace.n_steps * 1e-5)
     pace.record(3, 3e-5)
-    assert pace.next() == 1024
+    assert pace.n_steps == 1024
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(1e-5, 2048), (1e-3, 128), (0.5, 1)])

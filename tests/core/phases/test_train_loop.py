@@ -351,7 +351,8 @@ def test_a_step_end_hook_changes_no_number(model, line, experiment, train, at, v
 def test_how_many_steps_a_call_takes_changes_no_number(line, experiment, train, values, same, monkeypatch):
     graphs = []
     for fixed in (1, 2, 3, 100):
-        monkeypatch.setattr(train_loop.StepPacing, "next", lambda self, fixed=fixed: fixed)
+        pacing = SimpleNamespace(n_steps=fixed, record=lambda n_steps, seconds: None)
+        monkeypatch.setattr(train_loop, "StepPacing", lambda pacing=pacing: pacing)
         graphs.append(line(SequentialMLP((1,), 2, 5, "tanh", 0.3)))
         experiment(graphs[-1]).run_phase(train(batch_size=2, epochs=3))
     for graph in graphs[1:]:

@@ -17,7 +17,6 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import ModelNode, layout_of
 from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.settings import PhaseSettings
-from anyaccel.placement import devices
 from anyaccel.registry import Registry, registry
 from anyaccel.user_level import user_level
 
@@ -65,17 +64,12 @@ def _frameworks(graph: ModelGraph) -> list[str]:
 
 def best_common_device(frameworks: Sequence[str], known: Registry | None = None) -> Device:
     """Return the best device for all of these frameworks: a GPU, another accelerator, or the CPU. Loads no others."""
-    if not frameworks:
-        return Device("cpu")
-    first, *others = [_devices(framework, known) for framework in frameworks]
-    common = (
-        device for device in first if device.kind not in _ONLY_BY_NAME and all(device in devices for devices in others)
-    )
-    return next(common, Device("cpu"))
-
-
-def _devices(framework: str, known: Registry | None) -> Sequence[Device]:
-    return devices(framework=framework) if known is None else [device for _, device in known.devices(framework)]
+    common: list[Device] = []
+    for number, framework in enumerate(frameworks):
+        devices = [device for _, device in (known or registry()).devices(framework)]
+        common = [device for device in devices if number == 0 or device in common]
+    accelerators = [(device.kind != "gpu", device) for device in common if device.kind not in _ONLY_BY_NAME]
+    return min(accelerators)[1] if accelerators else Device("cpu")
 
 
 def _on_output(label: str, loss: AppliedLoss, graph: ModelGraph) -> AppliedLoss:

@@ -97,6 +97,7 @@ class CompilePolicy(LoopExtension):
         self._wait_seconds = math.inf
         self._decided = self._mode == "off"
         self._estimate: CompileEstimate | None = None
+        self._asked_at = 0.0  # seconds of timed steps when it was asked for
         self._n_changes: Counter[str] = Counter()
         self._n_steps = self._n_steps_at_change = 0
         self._cause = ""  # what changes again and again
@@ -138,9 +139,11 @@ class CompilePolicy(LoopExtension):
         elif self._mode == "steps":
             self._compile(runner, size, "as the phase asks")
         else:
-            self._estimate = runner.program.estimate_compile(self._max_call_steps)
-            if self._estimate is not None:
-                estimate = self._estimate
+            if self._estimate is None or self._timed.seconds >= 2 * self._asked_at:  # it is known better by now
+                self._estimate = runner.program.estimate_compile(self._max_call_steps)
+                self._asked_at = self._timed.seconds
+            estimate = self._estimate
+            if estimate is not None:
                 seconds = estimate.compile_seconds
                 timed_enough = min(_TIMED_SECONDS, _TIMED_SHARE * seconds)
                 if _is_free(estimate):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
@@ -26,7 +26,6 @@ from anyaccel.phases.settings import (
     batch_size,
     largest_batch,
     node_labels,
-    of_split,
     offered,
     read,
     read_list,
@@ -79,27 +78,9 @@ class EvalPhase(Phase):
         replicas: Number of processes that split the batches and gather the results; None for all that a launcher
             started. All of them must run the phase. 1, the default, evaluates all batches in each process. A validation
             is split like its training.
-        accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
-            `"auto"` is the best device that all frameworks of the graph support. A node whose framework has no backend
-            for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
-        strict: Raise an error instead of falling back to the CPU.
-        policy: Name of a plugin's placement policy for nodes without an accelerator.
-        callbacks: Callback objects.
-        final_device: Device that receives the nodes when the phase ends. By default they stay where they are.
-        compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
-            never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
-            All three compute the same numbers within rounding.
-        residency: `"resident"` keeps all rows on the devices. `"streamed"` keeps them in host memory and copies them
-            before they are needed. `"auto"` decides by free memory and logs the decision in `results.events`. All three
-            compute the same numbers.
-        precision: Precision of nodes without a precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"` (with scaled
-            losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and values
-            between nodes keep their dtypes.
-        matmul_precision: The framework's own setting for matrix multiplication while the phase runs: `"highest"`,
-            `"high"` or `"medium"` (torch), the values of `jax.default_matmul_precision`, or True or False for TF32 in
-            TensorFlow; a dict by framework if the graph has several.
     """
 
+    # The texts of accelerator, strict and the other settings of every kind are added from PhaseSettings.
     kind = "eval"
     default_batch_size = 1024
     settings: ClassVar[Mapping[str, Setting]] = {
@@ -142,36 +123,6 @@ class EvalPhase(Phase):
         matmul_precision: Any = None,
     ) -> None:
         """Check and store the settings."""
-
-    @classmethod
-    @of_split
-    def from_split(  # type: ignore[empty-body]  # noqa: PLR0913 - keywords, each documented
-        cls,
-        label: str = "eval",
-        *,
-        split: str,
-        losses: AppliedLoss | Iterable[AppliedLoss] = (),
-        metrics: Any = (),
-        outputs: Sequence[str] | str | None = None,
-        batch_size: int | None = None,
-        sampler: Sampler | Mapping[str, Sampler] | None = None,
-        replicas: int | None = 1,
-        accelerator: Any = None,
-        strict: bool = False,
-        policy: str | None = None,
-        callbacks: Iterable[Callback] = (),
-        final_device: Any = None,
-        compile: str = "auto",
-        residency: str = "auto",
-        precision: str | None = None,
-        matmul_precision: Any = None,
-    ) -> Self:
-        """Create an EvalPhase over the split with this name, in every feature set that the graph uses.
-
-        Args:
-            label: Name of the phase.
-            split: Name of the split.
-        """
 
     @property
     def batch_size(self) -> int:

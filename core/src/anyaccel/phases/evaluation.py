@@ -17,14 +17,7 @@ from anyaccel.adapter import loss_function
 from anyaccel.adapter.output_activations import was_warned_of
 from anyaccel.data import joined_array
 from anyaccel.device import Device
-from anyaccel.errors import (
-    ENVIRONMENT_ERRORS,
-    ColumnError,
-    OutOfMemoryError,
-    PhaseError,
-    SpecError,
-    UndefinedMetricWarning,
-)
+from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, PhaseError, SpecError, UndefinedMetricWarning
 from anyaccel.graph import ModelGraph, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.resolve import ColumnSelection, named_column, targets_of
@@ -32,11 +25,10 @@ from anyaccel.metrics import SYNONYMS, BoundMetric, Metric, metric_names
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.learners import Learners
 from anyaccel.phases.loading.epoch_plan import EvaluationRows
+from anyaccel.phases.loading.loader import LoadedRows
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.phases.memory_error import as_out_of_memory
-from anyaccel.phases.non_finite_losses import NonFiniteLosses
-from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
+from anyaccel.phases.nan_check import NonFiniteLosses
 from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
@@ -163,7 +155,7 @@ class Evaluation:
 
     Args:
         pipeline: The programs.
-        policy: The rows on devices, and the measures if they do not fit.
+        loaded: The rows on devices.
         rows: The same rows in host memory, for metrics.
         losses: Requested losses, each with the label of the program's loss that computes it; None if it is a metric.
         metrics: Requested metrics.
@@ -178,7 +170,7 @@ class Evaluation:
         self,
         *,
         pipeline: Pipeline,
-        policy: OutOfMemoryRecovery,
+        loaded: LoadedRows,
         rows: EvaluationRows,
         losses: Sequence[tuple[AppliedLoss, str | None]],
         metrics: Sequence[BoundMetric],
@@ -190,7 +182,7 @@ class Evaluation:
     ) -> None:
         self._log_event, self._undefined = log_event, set[str]()
         self._group = group
-        self._pipeline, self._policy, self._rows = pipeline, policy, rows
+        self._pipeline, self._loaded, self._rows = pipeline, loaded, rows
         self._losses, self._metrics, self._learners = losses, metrics, learners
         operations = [operation for stage in pipeline.stages for operation in stage.segment.operations]
         warned = {operation.label for operation in operations if was_warned_of(operation.model)}
@@ -208,8 +200,8 @@ class Evaluation:
         Raises:
             OutOfMemoryError: even the smallest number does not fit.
         """
-        while isinstance(result := self._attempt_or_error(), OutOfMemoryError):
-            self._policy.make_room(result, self._policy.batch_size)
+        while isinstance(result := self._attempt_or_error(), MemoryError):
+            self._loaded.make_room(result)
         all_means, parts = result
         parts = self._group.outputs_of_all(parts)
         for metric in self._metrics:
@@ -233,20 +225,20 @@ class Evaluation:
         total = sum(loss.weight * means[loss.label] for loss, _ in self._losses) if self._losses else float("nan")
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
 
-    def _attempt_or_error(self) -> Attempt | OutOfMemoryError:
+    def _attempt_or_error(self) -> Attempt | MemoryError:
         """Return the result, or the error that memory ran out, outside of the frame whose values are in the way."""
         try:
             return self._attempt()
         except MemoryError as error:
-            return as_out_of_memory(error)
+            return error
 
     def _attempt(self) -> Attempt:
         """Compute all rows; mean losses, and the parts of each output."""
         losses, parts = LossAccumulator(self._group.total), {name: list[np.ndarray]() for name in self._wanted}
-        with closing(self._policy.rows.loader.chunks(0)) as chunks:
+        with closing(self._loaded.loader.chunks(0)) as chunks:
             for chunk in chunks:
                 pending: list[tuple[str, object]] = []
-                runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.rows.max_rows
+                runner, max_rows = self._pipeline.runner(chunk.columns), self._loaded.max_rows
                 for step in chunk.steps:
                     for part in [step] if max_rows is None else step.split(max_rows):
                         values, step_losses = runner.evaluate(part.rows)

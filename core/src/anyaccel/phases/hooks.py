@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,45 +28,44 @@ class StepListener:
 
 
 class HookCaller:
-    """The plugins and callbacks of one phase."""
+    """The plugins and callbacks of one phase.
+
+    Attributes:
+        callbacks: The callbacks.
+        step_listeners: Implementations of `step_end`.
+        has_steps_done_listeners: Whether anybody implements `steps_done`.
+        max_call_steps: The most steps of a call such that every listener is notified in time; None without listeners.
+        may_stop: Whether a callback sees epochs or steps and may therefore stop the run early.
+        reads_models: Whether a custom callback sees epochs, and may look at the models.
+    """
 
     def __init__(self, hooks: pluggy.PluginManager, callbacks: Iterable[Callback]) -> None:
         self._hooks = hooks
-        self._callbacks = self.callbacks = tuple(callbacks)
-        hook = self._hooks.hook.step_end
-        plugins = (StepListener(partial(_call_plugins, hook), 1),) if hook.get_hookimpls() else ()
-        methods = self._methods("step_end")
-        self.step_listeners: tuple[StepListener, ...] = plugins + tuple(
-            StepListener(_of_each_step(method), _interval(method)) for method in methods
-        )
-        """Implementations of `step_end`."""
-        self.has_steps_done_listeners = bool(hooks.hook.steps_done.get_hookimpls() or self._methods("steps_done"))
-        """Whether anybody implements `steps_done`."""
-        self._intervals = tuple({listener.every_n_steps for listener in self.step_listeners})
+        self.callbacks = tuple(callbacks)
+        step_end, steps_done = self._overriding("step_end"), self._overriding("steps_done")
+        of_epochs = [*self._overriding("epoch_start"), *self._overriding("epoch_end")]
+        self.step_listeners = [StepListener(_of_each_step(method), _interval(method)) for method in step_end]
+        if hooks.hook.step_end.get_hookimpls():
+            self.step_listeners.insert(0, StepListener(partial(_call_plugins, hooks.hook.step_end), 1))
+        self.has_steps_done_listeners = bool(hooks.hook.steps_done.get_hookimpls() or steps_done)
+        self._intervals = {listener.every_n_steps for listener in self.step_listeners}
+        self.max_call_steps = min(self._intervals, default=None)
+        self.may_stop = bool(step_end or steps_done or of_epochs)
+        modules = [str(getattr(method, "__module__", "")) for method in of_epochs]
+        self.reads_models = not all(module.startswith("anyaccel.") for module in modules)
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether a callback sees epochs or steps and may therefore stop the run early."""
-        return any(self._methods(name) for name in ("epoch_start", "step_end", "steps_done", "epoch_end"))
-
-    @property
-    def reads_models(self) -> bool:
-        """Whether a custom callback sees epochs, and may look at the models."""
-        methods = [method for name in ("epoch_start", "epoch_end") for method in self._methods(name)]
-        return any(not str(getattr(method, "__module__", "")).startswith("anyaccel.") for method in methods)
+    def _overriding(self, hook: str) -> list[Callable[..., Any]]:
+        """Return the methods of callbacks that override a hook."""
+        base, methods = getattr(Callback, hook), [getattr(callback, hook) for callback in self.callbacks]
+        return [method for method in methods if getattr(method, "__func__", None) is not base]
 
     def call(self, hook: str, **arguments: Any) -> None:
         """Call a hook of everybody; the first exception propagates, with a note if it comes from a plugin."""
         with interrupts.allowed():
             _call_plugins(getattr(self._hooks.hook, hook), **arguments)
-            for callback in self._callbacks:
+            for callback in self.callbacks:
                 _call_with_named(getattr(callback, hook), **arguments)
         interrupts.renew()  # hooks may set handlers, and so do the first workers of torch's loaders
-
-    @property
-    def max_call_steps(self) -> int | None:
-        """The most steps of a call such that every listener is notified in time; None without listeners."""
-        return min(self._intervals, default=None)
 
     def steps_until_listener(self, step: int) -> int:
         """Return the number of steps from step number `step` of an epoch to the next one with a listener."""
@@ -87,7 +86,13 @@ class HookCaller:
         An interrupt is always raised: code that catches `error` would miss it as a note.
         """
         values = {**arguments, "error": error}
-        calls = [call for end in self._ends() for call in (interrupts.check, partial(end, **values))]
+        plugins = [impl.plugin for impl in reversed(self._hooks.hook.phase_end.get_hookimpls())]
+        ends: list[Callable[..., Any]] = []
+        for plugin in plugins:
+            others = [other for other in plugins if other is not plugin]
+            ends.append(partial(_call_plugins, self._hooks.subset_hook_caller("phase_end", others)))
+        ends += [partial(_call_with_named, callback.phase_end) for callback in self.callbacks]
+        calls = [call for end in ends for call in (interrupts.check, partial(end, **values))]
         failures = [failure for call in calls if (failure := _failure(call)) is not None]
         stop = next((failure for failure in failures if not isinstance(failure, Exception)), None)
         first = next((raised for raised in (stop, error, *failures) if raised is not None), None)
@@ -99,19 +104,6 @@ class HookCaller:
                 first.add_note(f"phase_end also failed: {type(failure).__name__}: {failure}{origin}")
         if first is not error:
             raise first
-
-    def _ends(self) -> Iterator[Callable[..., Any]]:
-        plugins = [impl.plugin for impl in reversed(self._hooks.hook.phase_end.get_hookimpls())]
-        for plugin in plugins:
-            others = [other for other in plugins if other is not plugin]
-            yield partial(_call_plugins, self._hooks.subset_hook_caller("phase_end", others))
-        for callback in self._callbacks:
-            yield partial(_call_with_named, callback.phase_end)
-
-    def _methods(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
-        """Return the callbacks' overrides of a hook."""
-        base, methods = getattr(Callback, hook_name), [getattr(callback, hook_name) for callback in self._callbacks]
-        return tuple(method for method in methods if getattr(method, "__func__", None) is not base)
 
 
 class EpochHooks(LoopExtension):

@@ -166,14 +166,14 @@ _POLL_SECONDS = 0.0005
 
 
 class StepPacing:
-    """The number of steps of a call: few at first, then as many as fit into the target time."""
+    """The number of steps of a call: few at first, then as many as fit into the target time.
+
+    Attributes:
+        n_steps: The number of steps for the next call.
+    """
 
     def __init__(self) -> None:
-        self._n_steps = 1
-
-    def next(self) -> int:
-        """Return the number of steps for the next call."""
-        return self._n_steps
+        self.n_steps = 1
 
     def record(self, n_steps: int, seconds: float) -> None:
         """Learn from a call. Grows by doubling only, as the first calls are slow and say little.
@@ -181,10 +181,10 @@ class StepPacing:
         Always a power of two, as some frameworks compile something small for every number that they see. A call of
         fewer steps, as at the end of an epoch, counts only if it was too slow.
         """
-        if n_steps < self._n_steps and seconds <= _AIM_SECONDS:
+        if n_steps < self.n_steps and seconds <= _AIM_SECONDS:
             return
         fitting = int(n_steps * _AIM_SECONDS / max(seconds, 1e-9))
-        self._n_steps = min(self._n_steps * 2, 1 << max(fitting.bit_length() - 1, 0))
+        self.n_steps = min(self.n_steps * 2, 1 << max(fitting.bit_length() - 1, 0))
 
 
 class PendingCalls:
@@ -197,26 +197,22 @@ class PendingCalls:
         self._calls: deque[tuple[Sequence[Losses], int, float]] = deque()
         self._finished_at = 0.0
 
-    def launched(self, losses: Sequence[Losses], n_steps: int, began: float) -> Iterator[tuple[int, float]]:
-        """Add a call of `n_steps` steps; yields the steps and seconds of each call that is done by now."""
+    def add(self, losses: Sequence[Losses], n_steps: int, began: float) -> None:
+        """Add a call of `n_steps` steps that was launched."""
         self._calls.append((losses, n_steps, began))
+
+    def done(self, *, are_read: bool = False) -> Iterator[tuple[int, float]]:
+        """Yield the steps and seconds of each call that is done by now; of all calls if their losses have been read."""
         while self._calls:
-            while not all(pending.is_ready() for pending in self._calls[0][0]):
+            losses, n_steps, began = self._calls[0]
+            while not (are_read or all(pending.is_ready() for pending in losses)):
                 if len(self._calls) < 2:
                     return
                 time.sleep(_POLL_SECONDS)
                 interrupts.check()
-            yield self._finish()
-
-    def finish(self) -> Iterator[tuple[int, float]]:
-        """Yield like `launched`, for the remaining calls once all losses have been read."""
-        while self._calls:
-            yield self._finish()
-
-    def _finish(self) -> tuple[int, float]:
-        _, n_steps, began = self._calls.popleft()
-        before, self._finished_at = self._finished_at, time.perf_counter()
-        return n_steps, self._finished_at - max(began, before)
+            self._calls.popleft()
+            before, self._finished_at = self._finished_at, time.perf_counter()
+            yield n_steps, self._finished_at - max(began, before)
 
     def clear(self) -> None:
         """Drop calls that have failed."""
@@ -252,12 +248,9 @@ class SampleCount:
         """Forget this step and those after it."""
         self._calls = [(first, min(n, step - first), size) for first, n, size in self._calls if first < step]
 
-    @property
-    def steps(self) -> int:
-        """The number of steps."""
-        return sum(n_steps for _, n_steps, _ in self._calls)
-
-    @property
-    def samples(self) -> int:
-        """The number of samples of all steps."""
-        return sum(n_steps * size for _, n_steps, size in self._calls)
+    def timing(self, seconds: float) -> EpochTiming:
+        """Return the number of steps and of their samples, with the duration of all."""
+        steps = samples = 0
+        for _, n_steps, size in self._calls:
+            steps, samples = steps + n_steps, samples + n_steps * size
+        return EpochTiming(steps=steps, samples=samples, seconds=seconds)

@@ -9,7 +9,7 @@ from anyaccel.phases.evaluation import Validation
 from anyaccel.phases.hooks import EpochHooks
 from anyaccel.phases.loop_extension import UNLIMITED, CallInProgress, LoopExtension
 from anyaccel.phases.loss_scale_report import LossScaleReport
-from anyaccel.phases.non_finite_losses import NonFiniteLosses
+from anyaccel.phases.nan_check import NonFiniteLosses
 from anyaccel.phases.oom_recovery import EpochRecovery
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.progress.throttled import ProgressReports
@@ -20,23 +20,13 @@ from anyaccel.phases.train_loop import TrainLoop
 
 
 def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
-    """Return the loop of a TrainPhase."""
+    """Return the loop of a TrainPhase with its features in the order of their actions.
+
+    At the end of the loop they act in reverse order.
+    """
+    run, pipeline, group, rows = programs.run, programs.pipeline, programs.group, programs.loaded[0]
+    hooks, progress, checkpointers = programs.hooks, programs.progress, programs.checkpointers
     in_progress = CallInProgress()
-    return TrainLoop(
-        phase=phase,
-        run=programs.run,
-        pipeline=programs.pipeline,
-        rows=programs.policies[0].rows,
-        group=programs.group,
-        in_progress=in_progress,
-        extensions=loop_extensions(phase, programs, in_progress),
-    )
-
-
-def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: CallInProgress) -> list[LoopExtension]:
-    """Return the features of a loop in the order of their actions; at the end of the loop they act in reverse order."""
-    run, pipeline, group, recovery = programs.run, programs.pipeline, programs.group, programs.policies[0]
-    hooks, progress, checkpointers, rows = programs.hooks, programs.progress, programs.checkpointers, recovery.rows
     resumed = [(one, one.resumed) for one in checkpointers if one.resumed is not None]
     begins = next((position for _, position in resumed), Position(phase=phase.label, epoch=0, number=0))
     non_finite = NonFiniteLosses(run, warned=programs.nan_in_data)
@@ -46,7 +36,7 @@ def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: 
     else:
         listens = hooks.step_listeners or hooks.has_steps_done_listeners
         listeners = [StepListeners(run, hooks, pipeline)] if listens else []
-    return [
+    extensions: list[LoopExtension] = [
         *(Validation(run, evaluation, non_finite, progress) for evaluation in programs.evaluations),
         *([] if type(progress) is Progress else [ProgressReports(run, progress, rows, begins)]),
         *(one for callback in hooks.callbacks for one in callback.loop_extensions(programs)),
@@ -61,7 +51,7 @@ def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: 
             run,
             pipeline,
             rows.loader,
-            recovery.batch_size,
+            rows.batch_size,
             max_call_steps=hooks.max_call_steps or UNLIMITED,
             may_stop_early=hooks.may_stop,
             on_activity=progress.doing,
@@ -69,7 +59,7 @@ def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: 
         EpochRecovery(
             run,
             pipeline,
-            recovery,
+            rows,
             hooks.callbacks,
             in_progress,
             steps_before=sum(epoch.steps for epoch in begins.history) + begins.step,
@@ -80,3 +70,12 @@ def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: 
         *(LossScaleReport(run, scaling, begins.loss_scale) for scaling in pipeline.loss_scalings),
         *writes,
     ]
+    return TrainLoop(
+        phase=phase,
+        run=run,
+        pipeline=pipeline,
+        rows=rows,
+        group=group,
+        in_progress=in_progress,
+        extensions=extensions,
+    )

@@ -59,9 +59,19 @@ class LossAccumulator:
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return sums and weights over everything that was added, by label, in float64. Waits for the devices."""
         new: LossSums = {}
-        _add(new, [*self._of_calls(), *(entry[1:] for entry in _host_pairs(self._losses))])
+        for losses in self._losses:
+            if losses.pairs is None:  # a call of several steps
+                means, weights = _host_columns(losses)
+                for label, column in means.items():
+                    # By default a mean weighs as much as its batch.
+                    size = losses.batch_size * losses.elements.get(label, 1)
+                    weight = weights.get(label, np.full(len(column), float(size)))
+                    _add(new, label, float(column @ weight), float(weight.sum()))
+        for _, label, total, weighed in _host_pairs(self._losses):
+            _add(new, label, total, weighed)
         sums = dict(self._before)
-        _add(sums, [(label, *pair) for label, pair in self._total(new).items()])
+        for label, pair in self._total(new).items():
+            _add(sums, label, *pair)
         return sums
 
     def first_not_finite(self) -> dict[str, tuple[int, float]]:
@@ -86,16 +96,6 @@ class LossAccumulator:
         return (
             first_step if self._losses[entry].pairs is None else first_step + (entry - begin) * n_steps // (end - begin)
         )
-
-    def _of_calls(self) -> Iterator[tuple[str, float, float]]:
-        """Yield label, sum and weight for each call of several steps; by default a mean weighs as much as its batch."""
-        for losses in self._losses:
-            if losses.pairs is None:
-                means, weights = _host_columns(losses)
-                for label, column in means.items():
-                    size = losses.batch_size * losses.elements.get(label, 1)
-                    weight = weights.get(label, np.full(len(column), float(size)))
-                    yield label, float(column @ weight), float(weight.sum())
 
 
 def step_means(losses: Sequence[Losses], n_steps: int) -> dict[str, np.ndarray]:
@@ -127,10 +127,9 @@ def _host_pairs(losses: Iterable[Losses]) -> Iterator[tuple[int, str, float, flo
             yield i, label, total, weight
 
 
-def _add(sums: LossSums, parts: Iterable[tuple[str, float, float]]) -> None:
-    for label, total, weight in parts:
-        before = sums.get(label, (0.0, 0.0))
-        sums[label] = before[0] + total, before[1] + weight
+def _add(sums: LossSums, label: str, total: float, weight: float) -> None:
+    before = sums.get(label, (0.0, 0.0))
+    sums[label] = before[0] + total, before[1] + weight
 
 
 def _floats(backend: ComputingBackend, values: Sequence[object]) -> list[float]:

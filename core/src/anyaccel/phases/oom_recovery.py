@@ -16,7 +16,6 @@ from anyaccel.backend import Memory
 from anyaccel.errors import AnyaccelError, EstimatorError, OutOfMemoryError
 from anyaccel.html import size
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.executor.cross_segment import PipelineStage
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.loading.epoch_plan import StepRange, StepRows, StepSize
 from anyaccel.phases.loading.loader import BatchLoader, LoadedRows
@@ -25,6 +24,7 @@ from anyaccel.phases.loop_extension import CallInProgress, LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory, release_frames
 from anyaccel.phases.run import Run
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import registry
 from anyaccel.results.events import LogEvent
 
@@ -37,63 +37,51 @@ _WORTHWHILE_SHARE = 0.1
 Result = TypeVar("Result")
 
 
-class OutOfMemoryRecovery:
+class OutOfMemoryRecovery(LoadedRows):
     """The rows of one phase or of its validation, and the measures when they do not fit.
 
     Args:
         name: Name of the phase, for events.
         loader: Loader of the rows.
-        batch_size: Largest number of rows of one feature set in a step.
-        streamed: Function that creates a loader of the same rows that needs less memory; None if they may not be
-            streamed.
-        report: Function that creates the error that ends the phase.
+        report: Creator of the error that ends the phase; it knows the rows.
         log_event: Function that receives the measures.
 
     Attributes:
-        rows: The current rows.
-        batch_size: The argument.
+        batch_size: Largest number of rows of one feature set in a step.
         snapshots: Snapshots that may be released to free memory; or None.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        loader: BatchLoader,
-        batch_size: int,
-        streamed: Callable[[], BatchLoader] | None,
-        report: OutOfMemoryReport,
-        log_event: LogEvent,
-    ) -> None:
-        self.rows = LoadedRows(loader)
-        self.batch_size = batch_size
+    def __init__(self, *, name: str, loader: BatchLoader, report: OutOfMemoryReport, log_event: LogEvent) -> None:
+        super().__init__(loader)
+        self.batch_size = report.factory.batch_size
         self.snapshots: Snapshots | None = None
-        self._name, self._streamed, self._report, self._log_event = name, streamed, report, log_event
+        self._name, self._report, self._log_event = name, report, log_event
 
-    def make_room(self, error: OutOfMemoryError, n_rows: int) -> None:
-        """Take the next measure after `n_rows` rows, computed at once, have failed.
+    def make_room(self, error: MemoryError, n_rows: int = 0) -> None:
+        """Take the next measure after `n_rows` rows, computed at once, have failed; 0 for whole steps.
 
         Raises:
             OutOfMemoryError: no measure is left; reports what fills the memory, and what would fit.
         """
         _release(error)
-        if self._streamed is not None and self.rows.loader.residency != "streamed":
-            self.rows.loader.close()
-            self.rows.loader = self._streamed()
-            if self.rows.max_rows:
-                self.rows.loader.limit_rows(self.rows.max_rows)
+        error = as_out_of_memory(error)
+        if self._report.may_stream and self.loader.residency != "streamed":
+            self.loader.close()
+            self.loader = self._report.factory.streamed()
+            if self.max_rows:
+                self.loader.limit_rows(self.max_rows)
             self._log(error, "rows are streamed from now on")
             return
-        shrunk = self.rows.loader.shrink()
+        shrunk = self.loader.shrink()
         n_rows = n_rows or self.batch_size
-        at_once = min(self.rows.max_rows or n_rows, n_rows)
+        at_once = min(self.max_rows or n_rows, n_rows)
         indivisible = at_once <= 1 or bool(self._report.couplings)
         if not indivisible and self._gives_up_snapshots(at_once):
             self._log(error, "snapshots are no longer taken, because whole steps do not fit next to them")
         elif not indivisible:
-            self.rows.max_rows = smaller(n_rows, at_once)
-            self.rows.loader.limit_rows(self.rows.max_rows)
-            self._log(error, f"{self.rows.max_rows} of {n_rows} rows at a time from now on")
+            self.max_rows = smaller(n_rows, at_once)
+            self.loader.limit_rows(self.max_rows)
+            self._log(error, f"{self.max_rows} of {n_rows} rows at a time from now on")
         elif shrunk:
             self._log(error, "rows are streamed in smaller blocks from now on")
         elif self._snapshots_hold(unknown=True) and self.snapshots is not None and self.snapshots.give_up():
@@ -110,11 +98,11 @@ class OutOfMemoryRecovery:
         as possible, for a margin.
         """
         snapshots = self.snapshots
-        if snapshots is None or not (self.rows.loader.repeatable and self._snapshots_hold(unknown=False)):
+        if snapshots is None or not (self.loader.repeatable and self._snapshots_hold(unknown=False)):
             return False
-        if not snapshots.after_trial(partial(self._report.fits, self.rows.loader, at_once)):
+        if not snapshots.after_trial(partial(self._report.fits, self.loader, at_once)):
             return False
-        while self.rows.loader.shrink():
+        while self.loader.shrink():
             pass
         return snapshots.give_up()
 
@@ -132,13 +120,17 @@ class OutOfMemoryRecovery:
         """Return the error that ends the phase after a step of `n_rows` rows has failed."""
         _release(error)
         n_rows = n_rows or self.batch_size
-        return self._report.error(error, min(self.rows.max_rows or n_rows, n_rows), self.rows.loader)
+        return self._report.error(error, min(self.max_rows or n_rows, n_rows), self.loader)
+
+    def close(self) -> None:
+        """Release all rows on devices."""
+        self.loader.close()
 
     def _log(self, error: OutOfMemoryError, measure: str) -> None:
         self._log_event("memory", f"{self._name}: memory ran out ({error.problem}); {measure}")
 
 
-def _release(error: OutOfMemoryError) -> None:
+def _release(error: MemoryError) -> None:
     """Release everything that an error holds: its frames keep values of inner functions, even when they are cleared."""
     release_frames(error)
     error.__traceback__ = error.__context__ = error.__cause__ = None
@@ -150,28 +142,6 @@ def smaller(batch_size: int, at_once: int) -> int:
     """
     half = -(-at_once // 2)
     return next((size for size in range(half, max(at_once // 4, 1) - 1, -1) if batch_size % size == 0), half)
-
-
-def training_couplings(stages: Sequence[PipelineStage]) -> list[str]:
-    """Return what makes the rows of a training batch depend on each other, or may do so; empty if nothing does.
-
-    Models report it themselves (batch normalization in training does). For a custom loss function or class, it is
-    unknown whether it is a mean over independent rows.
-    """
-    couplings: dict[str, None] = {}
-    for stage in stages:
-        for operation in stage.segment.operations:
-            if operation.trainable and operation.model is not None:
-                why = stage.backend.batch_coupling(operation.model)
-                if why:
-                    couplings[f"{why} in node {operation.label!r}"] = None
-    return [*couplings, *custom_losses(stages)]
-
-
-def custom_losses(stages: Sequence[PipelineStage]) -> list[str]:
-    """Return the losses that are the user's own, which may not be means over rows."""
-    terms = [term for stage in stages for term in stage.segment.losses]
-    return [f"the custom loss {term.label!r}" for term in terms if term.loss.own is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +171,6 @@ class Snapshots:
         self._seconds, self._taken_at = 0.0, 0.0
         self._given_up = False
 
-    def begin_epoch(self, step: int = 0) -> None:
-        """Take a snapshot at the start of an epoch, or after the steps that an earlier run has done."""
-        self._take(step, 0)
-
     def after_step(self, step: int, losses: LossAccumulator) -> None:
         """Take a snapshot if it is time, after `step` steps are done.
 
@@ -214,9 +180,10 @@ class Snapshots:
         if not self._within_epoch or self._last is None:
             return
         if time.perf_counter() - self._taken_at > self._seconds / _SNAPSHOT_SHARE:
-            self._take(step, len(losses))
+            self.take(step, len(losses))
 
-    def _take(self, step: int, n_losses: int) -> None:
+    def take(self, step: int = 0, n_losses: int = 0) -> None:
+        """Take a snapshot after these steps of the epoch, with that many entries of its losses."""
         if self._given_up:
             return
         began = time.perf_counter()
@@ -299,12 +266,12 @@ class EpochRecovery(LoopExtension):
         goes_on: bool,
     ) -> None:
         self._run, self._pipeline, self._room, self._in_progress = run, pipeline, room, in_progress
-        self._snapshots = room.snapshots = Snapshots(pipeline, room.rows.loader.repeatable, callbacks)
+        self._snapshots = room.snapshots = Snapshots(pipeline, room.loader.repeatable, callbacks)
         self._steps_before, self._takes_snapshots, self._goes_on = steps_before, takes_snapshots, goes_on
 
     def steps_begin(self, losses: LossAccumulator) -> None:
         if self._takes_snapshots:
-            self._snapshots.begin_epoch(self._run.step)
+            self._snapshots.take(self._run.step)
 
     def after_call(self, losses: LossAccumulator) -> None:
         self._snapshots.after_step(self._run.step, losses)
@@ -369,9 +336,6 @@ class EpochRecovery(LoopExtension):
     def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
         self._snapshots.clear()  # a validation may need the room
 
-    def run_ends(self) -> None:
-        self._snapshots.clear()
-
     def ended(self) -> None:
         self._snapshots.clear()
 
@@ -390,41 +354,67 @@ class OutOfMemoryReport:
     """Create the error that ends a phase.
 
     Attributes:
-        label: Label of the phase, or of its validation.
-        trains: Whether it trains.
+        part: The phase, or its validation.
         may_stream: Whether the phase allows streaming of rows.
-        couplings: Reasons why a step is not computed in micro-batches.
+        learners: Labels of the estimators that learn from each batch of a training.
         factory: Factory of the loaders of the rows.
         pipeline: The programs.
         may_try: Whether steps may be tried to find how many rows fit; others would take their gradients for real ones.
     """
 
-    label: str
-    trains: bool
+    part: PhaseSettings
     may_stream: bool
-    couplings: Sequence[str]
+    learners: Sequence[str]
     factory: LoaderFactory
     pipeline: Pipeline
     may_try: bool = True
+
+    @property
+    def couplings(self) -> list[str]:
+        """The reasons why a step is not computed in micro-batches; empty if it may be.
+
+        Models report what makes the rows of a training batch depend on each other (batch normalization). For a custom
+        loss function or class, it is unknown whether it is a mean over independent rows.
+        """
+        phase, stages = self.part, self.pipeline.stages
+        if phase.step is not None:
+            return ["the custom step"]
+        if phase.trains and phase.microbatching == "approximate":
+            return []
+        couplings: dict[str, None] = {}
+        for stage in stages if phase.trains else ():
+            for operation in stage.segment.operations:
+                if operation.trainable and operation.model is not None:
+                    why = stage.backend.batch_coupling(operation.model)
+                    if why:
+                        couplings[f"{why} in node {operation.label!r}"] = None
+        terms = [term for stage in stages for term in stage.segment.losses]
+        learn = self.learners if phase.trains else ()
+        return [
+            *couplings,
+            *(f"the custom loss {term.label!r}" for term in terms if term.loss.own is not None),
+            *(f"the estimator {label!r}, which learns from each batch" for label in learn),
+        ]
 
     def error(self, cause: OutOfMemoryError, n_rows: int, loader: BatchLoader) -> OutOfMemoryError:
         """Return the error after `n_rows` rows, computed at once, did not fit."""
         fitting = self._largest_batch(loader, n_rows)
         parts = [] if fitting is None else ["not even one row fits" if fitting == 0 else f"{_rows(fitting)} would fit"]
-        why = f", and micro-batches are ruled out by {' and '.join(self.couplings)}" if self.couplings else ""
-        doing = "to train" if self.trains else "for"
+        couplings = self.couplings
+        why = f", and micro-batches are ruled out by {' and '.join(couplings)}" if couplings else ""
+        doing = "to train" if self.part.trains else "for"
         return OutOfMemoryError(
-            f"phase {self.label!r}: not enough memory {doing} {_rows(n_rows)} at once{why}: {cause.problem}",
+            f"phase {self.part.label!r}: not enough memory {doing} {_rows(n_rows)} at once{why}: {cause.problem}",
             cause="; ".join([*self._memory_use(loader.residency), *parts]),
-            hint=", or ".join(self._hints(fitting)),
+            hint=", or ".join(self._hints(fitting, is_coupled=bool(couplings))),
         )
 
-    def _hints(self, fitting: int | None) -> Iterator[str]:
+    def _hints(self, fitting: int | None, *, is_coupled: bool) -> Iterator[str]:
         smaller = "a smaller batch" if fitting is None else f"batches of at most {fitting}"
         yield "use a smaller model" if fitting == 0 else f"use {smaller} or a smaller model"
         if not self.may_stream:
             yield "set residency='auto' to stream rows that do not fit"
-        if self.trains and self.couplings:
+        if self.part.trains and is_coupled:
             yield "set microbatching='approximate' to allow micro-batches anyway"
 
     def _memory_use(self, residency: str) -> Iterator[str]:
@@ -489,7 +479,7 @@ class OutOfMemoryReport:
 
     def _compute(self, runner: ChunkRunner, rows: StepRows, at_once: int | None) -> None:
         """Compute some rows, in training at most `at_once` together, and wait for the results."""
-        if self.trains:
+        if self.part.trains:
             n_rows = max(stop - start for start, stop in rows.values())
             runner.try_step(rows, StepSize(n_rows, at_once))
             self.pipeline.synchronize()

@@ -128,27 +128,23 @@ def _number(where: str, name: str, value: Any, example: float, *, below_one: boo
 
 
 def listening_schedules(optimizers: Iterable[Optimizer | None], callbacks: Iterable[Callback]) -> list[Callback]:
-    """Return the schedules of optimizers that listen to epochs, without duplicates and those already called."""
-    schedules: list[Any] = [optimizer.schedule.own for optimizer in optimizers if optimizer is not None]
-    listeners = {id(callback) for callback in callbacks}
-    listening: dict[int, Callback] = {
-        id(schedule): schedule for schedule in schedules if isinstance(schedule, Callback)
-    }
-    return [schedule for key, schedule in listening.items() if key not in listeners]
-
-
-def check_plateaus(optimizers: Iterable[Optimizer | None], callbacks: Iterable[Callback]) -> None:
-    """Refuse a plateau that changes no rate: it is only a callback, and no schedule is a function that could read it.
+    """Return the schedules of optimizers that listen to epochs, without duplicates and those already called.
 
     Raises:
-        PhaseError: such a callback.
+        PhaseError: a plateau that changes no rate: it is only a callback, and no schedule is a function that could
+            read it.
     """
-    if any(optimizer is not None and optimizer.schedule.own is not None for optimizer in optimizers):
-        return
-    for callback in callbacks:
-        if isinstance(callback, ReduceLROnPlateau) and type(callback).epoch_end is ReduceLROnPlateau.epoch_end:
-            raise PhaseError(
-                "ReduceLROnPlateau is a callback here, which changes no learning rate: it is the schedule of no "
-                "optimizer",
-                hint=f"pass it to the optimizer: Optimizer('adam', schedule=ReduceLROnPlateau({callback.monitor!r}))",
-            )
+    schedules: list[Any] = [optimizer.schedule.own for optimizer in optimizers if optimizer is not None]
+    if all(schedule is None for schedule in schedules):
+        for callback in callbacks:
+            if isinstance(callback, ReduceLROnPlateau) and type(callback).epoch_end is ReduceLROnPlateau.epoch_end:
+                plateau = f"ReduceLROnPlateau({callback.monitor!r})"
+                raise PhaseError(
+                    "ReduceLROnPlateau is a callback here, which changes no learning rate: it is the schedule of no "
+                    "optimizer",
+                    hint=f"pass it to the optimizer: Optimizer('adam', schedule={plateau})",
+                )
+        return []
+    listeners = {id(callback) for callback in callbacks}
+    listening = {id(schedule): schedule for schedule in schedules if isinstance(schedule, Callback)}
+    return [schedule for key, schedule in listening.items() if key not in listeners]

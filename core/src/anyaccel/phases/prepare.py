@@ -63,11 +63,6 @@ class PreparedPart:
         """Its name in events."""
         return f"the data of {self.part.label}"
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns in host memory."""
-        return sum(self.factory.nbytes().values())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPart:
@@ -216,8 +211,10 @@ def _draw(
         read=read,
         opened=opened,
     )
-    for name, rows in data.rows.items():
-        check_same_units(part.label, rows, sets[name], _taken(name, plan, metrics, graph, on_host))
+    columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
+    for name, rows in data.rows.items():  # estimators may take any target
+        used = {part for column in columns if column.feature_set == name for part in column.columns}
+        check_same_units(part.label, rows, sets[name], set(sets[name].targets) if on_host else used)
     if data.source is not None:
         if on_host:
             raise PhaseError(
@@ -251,31 +248,19 @@ def _draw(
                 )
     evaluated, epochs = EvaluationRows(data.rows), None
     if not isinstance(data.source, BatchSource):
-        combined = combinations_of(on_host, phase.all_losses, metrics, plan, graph)
+        combined = []
+        if len(sets) > 1:
+            combined = list(combinations_of(on_host, phase.all_losses, metrics, plan, graph))
         streams = {(column.feature_set, column.stream) for column in plan.columns}
         streams |= {(metric.feature_set, metric.stream) for metric in metrics}
         for feature_set, stream in sorted(streams):
             sampler = samplers.get(feature_set) if isinstance(samplers, Mapping) else samplers
             if sampler is not None:
                 check_stream(stream, feature_set, sampler.streams)
-        evaluated, epochs = part.draw(data.rows, list(combined))
+        evaluated, epochs = part.draw(data.rows, combined)
         if part.trains:
             groups.check_epochs(part, plan, epochs)
     return DrawnPart(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
-
-
-def _taken(
-    name: str,
-    plan: Plan,
-    metrics: Sequence[BoundMetric],
-    graph: ModelGraph,
-    on_host: Collection[str],
-) -> set[str]:
-    """The columns of a feature set that losses, metrics, steps and estimators take."""
-    if on_host:
-        return set(topology.feature_sets(graph.nodes.values())[name].targets)
-    columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
-    return {part for column in columns if column.feature_set == name for part in column.columns}
 
 
 def _factory(
@@ -324,19 +309,11 @@ def metrics_of(phase: PhaseSettings, part: PhaseSettings, graph: ModelGraph) -> 
     Raises:
         ColumnError, GraphError, SpecError: a metric that cannot be bound.
     """
+    if part is phase and not part.metrics:  # its losses are trained, and nothing else is measured
+        return []
     losses = losses_of(phase, part)
     measured = measured_losses(losses, losses if part is phase else phase.all_losses)
     return bind_metrics(part, losses, graph, measured)
-
-
-def _checked_outputs(validation: PhaseSettings, graph: ModelGraph) -> tuple[str, ...]:
-    """Check that the outputs that a validation names exist; return none of them, because they apply only when it runs
-    alone.
-    """
-    for label in validation.outputs or ():
-        if label not in graph.nodes:
-            raise topology.unknown_node(f"phase {validation.label!r} names the node {label!r}", label, graph.nodes)
-    return ()
 
 
 def streams_of(phase: PhaseSettings, graph: ModelGraph) -> dict[str, tuple[str, ...]]:
@@ -361,7 +338,11 @@ def plan_request(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] 
     learners = phase.learners(graph)
     wants = dict.fromkeys(topology.upstream_nodes(learners, graph.nodes))
     for part in phase.parts:
-        wants.update(dict.fromkeys(part.kept_nodes(graph, done) if part is phase else _checked_outputs(part, graph)))
+        if part is phase:
+            wants.update(dict.fromkeys(part.kept_nodes(graph, done)))
+        for label in part.outputs or () if part is not phase else ():  # they apply only when a validation runs alone
+            if label not in graph.nodes:
+                raise topology.unknown_node(f"phase {part.label!r} names the node {label!r}", label, graph.nodes)
         judged = (metric.node for metric in metrics_of(phase, part, graph))
         wants.update(dict.fromkeys(node for node in judged if node not in learners))
     return Request(

@@ -18,7 +18,7 @@ from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.host_columns import Batch
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.run import Run
-from anyaccel.phases.step_checks import accumulation_checks
+from anyaccel.phases.step_checks import BufferCheck, MeanCheck
 from anyaccel.results.events import LogEvent
 from anyaccel.segment import Segment
 
@@ -157,7 +157,12 @@ class ProcessGroup(ABC):
 
     def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
         """Return the checks that compare steps computed in parts with those of one batch; none if steps are whole."""
-        return accumulation_checks(phase, pipeline, self.gather, is_first=self.rank == 0)
+        if phase.accumulate == 1:
+            return ()
+        is_first = self.rank == 0
+        means = MeanCheck(phase, pipeline.stages, self.gather, is_first=is_first)
+        buffers = BufferCheck(phase, pipeline, is_first=is_first, n_calls=phase.accumulate)
+        return [check for check in (means, buffers) if check.is_due]
 
 
 class SingleProcess(ProcessGroup):

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,9 @@ from anyaccel.phases.loading.host_columns import note_lengths
 from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
 from anyaccel.phases.memory_error import release_frames
-from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, OutOfMemoryReport, custom_losses, training_couplings
+from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, OutOfMemoryReport
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
-from anyaccel.phases.plateau import check_plateaus, listening_schedules
+from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, evaluated_losses, leave_contexts, prepare, resolve_phase, streams_of
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import process_groups
@@ -232,7 +232,6 @@ def execute(
             everybody = [*callbacks, *phase.callbacks]
             if phase.trains:  # schedules that listen to a training come first
                 optimizers = [graph.optimizer, *(getattr(node, "optimizer", None) for node in graph.nodes.values())]
-                check_plateaus(optimizers, everybody)
                 everybody = [*listening_schedules(optimizers, everybody), *everybody]
             execution = PhaseExecution(run, HookCaller(registry().hooks, everybody), shown, resume)
             try:
@@ -265,7 +264,7 @@ class PhasePrograms:
         checkpointers: Writers of checkpoints, which know the position of an earlier run; none or one.
         group: Processes that compute it together.
         parts: Data of the phase, and of its validation if it has one.
-        policies: For each part, its rows and the measures if they do not fit.
+        loaded: The rows of each part on devices, with the measures if they do not fit.
         evaluations: Evaluations of the phase itself or of its validation.
         pipeline: The programs.
         learners: Nodes that learn from every step without gradients.
@@ -278,7 +277,7 @@ class PhasePrograms:
     checkpointers: Sequence[Checkpointer]
     group: ProcessGroup
     parts: Sequence[PreparedPart]
-    policies: Sequence[OutOfMemoryRecovery]
+    loaded: Sequence[OutOfMemoryRecovery]
     evaluations: Sequence[Evaluation]
     pipeline: Pipeline
     learners: Learners
@@ -315,8 +314,7 @@ class PhaseExecution:
         for what in (what for left in self._left.values() for what in left.set_aside):
             run.log_event("context", what, verbose=True)
         self._hooks.call("phase_start", phase=phase, run=run)
-        learners, writes = phase.learners(graph), run.is_main_process
-        self._checkpointers = checkpointers_for(run, callbacks, self._resume, learners, writes=writes)
+        self._checkpointers = checkpointers_for(run, callbacks, self._resume, writes=run.is_main_process)
         values: EvaluationValues | None = phase.execute(self)
         return values
 
@@ -339,7 +337,9 @@ class PhaseExecution:
             self._settings.enter_context(backend.matmul_precision(value))
         first = parts[0]
         run.rows, run.batch_size = first.evaluated.rows, first.factory.batch_size
-        learners = learning_in(graph).learners(labels, graph, first.rows, streams_of(phase, graph))
+        learners = Learners()
+        if labels:
+            learners = learning_in(graph).learners(labels, graph, first.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, first.rows, first.factory.arrays)
         shares = groups.notes(phase, resolution, first.factory.batch_size)
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
@@ -361,9 +361,10 @@ class PhaseExecution:
         group.check_begin(phase, graph, arrays)
         del arrays
         with interrupts.allowed():
-            self._progress.loading(f"the data of {phase.label}", sum(part.nbytes for part in parts))
-            added = bytes_added_by_training(plan, resolution.segments, graph.optimizer_states)
             factories, names = [part.factory for part in parts], [part.name for part in parts]
+            n_bytes = sum(sum(factory.nbytes().values()) for factory in factories)
+            self._progress.loading(f"the data of {phase.label}", n_bytes)
+            added = bytes_added_by_training(plan, resolution.segments, graph.optimizer_states)
             loaders = make_loaders(phase.residency, factories, names, added, run.log_event, self._progress.loaded)
         pipeline = _build_pipeline(resolution, graph, phase, learners, run.log_event, group)
         self._programs.callback(pipeline.close, graph.optimizer_states)
@@ -371,35 +372,26 @@ class PhaseExecution:
         graph.live_values = LiveValues(
             True, partial(pipeline.sync_models, graph.optimizer_states), pipeline.read_states
         )
-        may_stream = phase.residency != "resident"
-        policies, evaluations = list[OutOfMemoryRecovery](), list[Evaluation]()
+        loaded, evaluations = list[OutOfMemoryRecovery](), list[Evaluation]()
         for part, loader in zip(parts, loaders, strict=True):
             report = OutOfMemoryReport(
-                label=part.part.label,
-                trains=part.part.trains,
-                may_stream=may_stream,
-                couplings=_couplings(part.part, pipeline, learners),
+                part=part.part,
+                may_stream=phase.residency != "resident",
+                learners=learners.labels,
                 factory=part.factory,
                 pipeline=pipeline,
                 may_try=not part.part.trains or group.size == 1,
             )
-            policy = OutOfMemoryRecovery(
-                name=part.name,
-                loader=loader,
-                batch_size=part.factory.batch_size,
-                streamed=part.factory.streamed if may_stream else None,
-                report=report,
-                log_event=run.log_event,
-            )
-            self._programs.callback(_close_loader, policy)
-            policies.append(policy)
+            rows = OutOfMemoryRecovery(name=part.name, loader=loader, report=report, log_event=run.log_event)
+            self._programs.callback(rows.close)
+            loaded.append(rows)
             if part.part.trains:
                 continue
             losses = evaluated_losses(phase, part.part, graph)
             trained = losses if part.part is phase else phase.all_losses
             evaluation = Evaluation(
                 pipeline=pipeline,
-                policy=policy,
+                loaded=rows,
                 rows=part.evaluated,
                 losses=[(loss, trained_as(loss, trained)) for loss in losses],
                 metrics=part.metrics,
@@ -419,7 +411,7 @@ class PhaseExecution:
             checkpointers=self._checkpointers,
             group=group,
             parts=parts,
-            policies=policies,
+            loaded=loaded,
             evaluations=evaluations,
             pipeline=pipeline,
             learners=learners,
@@ -435,7 +427,7 @@ class PhaseExecution:
         ignored.
         """
         run = self.run
-        if not is_claimed(run):
+        if _GRAPHS.get(id(run.graph)) is not run:  # it was released, or never claimed
             return
         if run.error is None:
             run.error = interrupt
@@ -493,27 +485,11 @@ def _warn_of_ended_schedules(phase: PhaseSettings, segments: Sequence[Segment], 
             warnings.warn(printable(problem), UserWarning, stacklevel=user_level())
 
 
-def _close_loader(policy: OutOfMemoryRecovery) -> None:
-    policy.rows.loader.close()
-
-
 def _given_sources(phase: PhaseSettings) -> Iterator[BatchSource]:
     """Yield the sources of batches that a phase and its validation were given."""
     for part in phase.parts:
         values = part.data.values() if isinstance(part.data, Mapping) else [part.data]
         yield from (value for value in values if isinstance(value, BatchSource))
-
-
-def _couplings(part: PhaseSettings, pipeline: Pipeline, learners: Learners) -> list[str]:
-    """Why the steps of a phase, or of its validation, may not be computed in micro-batches."""
-    if not part.trains:
-        return custom_losses(pipeline.stages)
-    if part.step is not None:
-        return ["the custom step"]
-    if part.microbatching == "approximate":
-        return []
-    each_batch = [f"the estimator {label!r}, which learns from each batch" for label in learners.labels]
-    return training_couplings(pipeline.stages) + each_batch
 
 
 def _build_pipeline(
@@ -593,18 +569,25 @@ def claim(run: Run) -> None:
                 f"{run.graph.label!r}",
                 hint="evaluate with TrainPhase(validation=...), or after that phase has ended",
             )
-        models = dict(_models(run.graph))
-        for key, (_, label) in models.items():
-            if key in _MODELS and _MODELS[key][3] != thread:
-                raise _in_use(run, label, *_MODELS[key][1:3])
+        models: dict[int, tuple[Any, str, Run, int]] = {}
+        for label, node in run.graph.nodes.items():
+            # Plain functions hold no values, and may be used by several phases.
+            if not isinstance(node, ModelNode) or isinstance(node.model, (FunctionType, BuiltinFunctionType, NoneType)):
+                continue
+            model = node.kind.held_by(node.model)
+            models[id(model)] = model, label, run, thread
+            if id(model) in _MODELS and _MODELS[id(model)][3] != thread:
+                _, other_label, user, _ = _MODELS[id(model)]
+                raise PhaseError(
+                    f"phase {run.phase.label!r} cannot start: the model of its node {label!r} (graph "
+                    f"{run.graph.label!r}) is being used by phase {user.phase.label!r} (node {other_label!r}, graph "
+                    f"{user.graph.label!r}) in another thread",
+                    hint="wait until that phase has ended, or give each graph a copy of the model: "
+                    "copy.deepcopy(model)",
+                )
         _GRAPHS[id(run.graph)] = run
-        for key, (model, label) in models.items():
-            _MODELS.setdefault(key, (model, label, run, thread))
-
-
-def is_claimed(run: Run) -> bool:
-    """Whether the graph of a run is marked as in use by it."""
-    return _GRAPHS.get(id(run.graph)) is run
+        for key, claimed in models.items():
+            _MODELS.setdefault(key, claimed)
 
 
 def release(run: Run) -> None:
@@ -613,19 +596,3 @@ def release(run: Run) -> None:
         for key in [key for key, claimed in _MODELS.items() if claimed[2] is run]:
             del _MODELS[key]
         _GRAPHS.pop(id(run.graph), None)  # last: what is broken off before is done again
-
-
-def _models(graph: ModelGraph) -> Iterator[tuple[int, tuple[Any, str]]]:
-    """Yield the models of a graph by id; plain functions, which hold no values, may be used by several phases."""
-    for label, node in graph.nodes.items():
-        if isinstance(node, ModelNode) and not isinstance(node.model, (FunctionType, BuiltinFunctionType, type(None))):
-            model = node.kind.held_by(node.model)
-            yield id(model), (model, label)
-
-
-def _in_use(run: Run, label: str, other_label: str, other: Run) -> PhaseError:
-    return PhaseError(
-        f"phase {run.phase.label!r} cannot start: the model of its node {label!r} (graph {run.graph.label!r}) is being "
-        f"used by phase {other.phase.label!r} (node {other_label!r}, graph {other.graph.label!r}) in another thread",
-        hint="wait until that phase has ended, or give each graph a copy of the model: copy.deepcopy(model)",
-    )

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, Self
 
 from anyaccel import arguments
 from anyaccel.accelerator import Accelerator
@@ -92,8 +92,10 @@ def offered(name: str, *absent: Any) -> Check:
         MissingDistributionError: it is not installed.
     """
 
+    kept = [(type(value), value) for value in absent]
+
     def check(phase: Any, own_name: str, setting: Any) -> Any:
-        if any(type(setting) is type(value) and setting == value for value in absent):
+        if (type(setting), setting) in kept:
             return setting
         return load(SETTINGS, name).check(phase, own_name, setting)
 
@@ -242,7 +244,6 @@ RESIDENCIES = ("auto", "resident", "streamed")
 Data = Any
 """Name of a split, a FeatureSet or view, a source, or a mapping from the label of each feature set to one of these."""
 _Settings = ParamSpec("_Settings")
-_Made = TypeVar("_Made")
 
 
 def _unknown(owner: Any, name: str) -> PhaseError:
@@ -274,19 +275,6 @@ def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
         phase.check_settings()
 
     return call_hints(take, unknown=_unknown)
-
-
-def of_split(function: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]:
-    """Decorate `from_split` of a kind of phase: call the constructor with a split instead of `data`."""
-    default = inspect.signature(function).parameters["label"].default
-
-    @functools.wraps(function)
-    def make(cls: Any, label: str = default, *, split: Any, **settings: Any) -> Any:
-        name = arguments.text(PhaseError, f"phase {label!r}: ", "split", split, "the name of a split", "'train'")
-        return cls(label, data=name, **settings)
-
-    hinted: Any = call_hints(make, unknown=_unknown)
-    return hinted  # type: ignore[no-any-return]
 
 
 _PLAIN = Setting()
@@ -522,14 +510,7 @@ class PhaseSettings(AttributeHints, Runnable):
         super().__init_subclass__()
         if "kind" in vars(cls):  # a user's subclass keeps the kind of its base
             PhaseSettings.kinds[cls.kind] = cls
-        if "from_split" in vars(cls):
-            function = vars(cls)["from_split"].__func__
-            # A docstring whose arguments end with those of another, but for `label` and `data`: texts are
-            # written once.
-            texts = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")[2]
-            _, *settings = re.split(r"(?m)^    (?=\w+: )", texts)
-            kept = [text.rstrip() for text in settings if not text.startswith(("label: ", "data: "))]
-            function.__doc__ = "\n    ".join([inspect.cleandoc(function.__doc__ or "").rstrip(), *kept]) + "\n"
+            _complete(cls)
 
     @takes_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
@@ -549,6 +530,19 @@ class PhaseSettings(AttributeHints, Runnable):
         matmul_precision: Any = None,
     ) -> None:
         """Check and store the settings."""
+
+    @classmethod
+    def from_split(cls, label: str | None = None, *, split: str, **settings: Any) -> Self:
+        """Create this phase over the split with this name, in every feature set that the graph uses.
+
+        Args:
+            label: Name of the phase.
+            split: Name of the split.
+            settings: The other settings of the phase.
+        """
+        label = inspect.signature(cls).parameters["label"].default if label is None else label
+        name = arguments.text(PhaseError, f"phase {label!r}: ", "split", split, "the name of a split", "'train'")
+        return cls(label, data=name, **settings)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label!r})"
@@ -655,6 +649,38 @@ class PhaseSettings(AttributeHints, Runnable):
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Convert a configuration into keyword arguments."""
         return {name: cls.settings.get(name, _PLAIN).load(value) for name, value in settings.items()}
+
+
+def _complete(cls: type[PhaseSettings]) -> None:
+    """Complete a kind of phase: the texts that PhaseSettings has of settings, and `from_split` with all of them."""
+    parameters = inspect.signature(cls.__init__).parameters
+    texts = _texts(PhaseSettings) | _texts(cls)
+    if "__init__" not in vars(cls) or not texts.keys() >= parameters.keys() - {"self"}:  # documented in another way
+        return
+    summary = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")[0]
+    cls.__doc__ = f"{summary}Args:\n{''.join(texts[name] for name in parameters if name != 'self')}"
+    create = inspect.unwrap(vars(PhaseSettings)["from_split"].__func__)
+
+    @functools.wraps(create)
+    def from_split(cls: Any, *args: Any, **settings: Any) -> Any:
+        return create(cls, *args, **settings)
+
+    texts["data"] = "    split: Name of the split.\n"
+    summary = inspect.cleandoc(create.__doc__ or "").partition("Args:\n")[0]
+    from_split.__doc__ = f"{summary}Args:\n{''.join(texts[name] for name in parameters if name != 'self')}"
+    changes: dict[str, dict[str, Any]] = {"self": {"name": "cls"}, "data": {"name": "split", "annotation": "str"}}
+    from_split.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(**changes.get(name, {})) for name, parameter in parameters.items()]
+    )
+    from_split.__qualname__ = f"{cls.__qualname__}.from_split"
+    cls.from_split = classmethod(call_hints(from_split, unknown=_unknown))  # type: ignore[method-assign, assignment]
+
+
+def _texts(cls: type) -> dict[str, str]:
+    """Return the text of each setting that the docstring of a class has."""
+    texts = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")[2]
+    entries = re.split(r"(?m)^    (?=\w+: )", texts)[1:]
+    return {entry.partition(":")[0]: f"    {entry.rstrip()}\n" for entry in entries}
 
 
 def node_labels(phase: Any, name: str, nodes: Any) -> tuple[str, ...] | None:

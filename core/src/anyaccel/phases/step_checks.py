@@ -244,17 +244,6 @@ def warn_of_buffers(phase: PhaseSettings, names: Sequence[str], doing: str, how:
     )
 
 
-def accumulation_checks(
-    phase: PhaseSettings, pipeline: Pipeline, gather: Gather, *, is_first: bool
-) -> list[LoopExtension]:
-    """Return the checks of a phase that accumulates batches; none of another."""
-    if phase.accumulate == 1:
-        return []
-    means = MeanCheck(phase, pipeline.stages, gather, is_first=is_first)
-    buffers = BufferCheck(phase, pipeline, is_first=is_first, n_calls=phase.accumulate)
-    return [check for check in (means, buffers) if check.is_due]
-
-
 def _has_buffers(stage: PipelineStage, operation: Operation) -> bool:
     """Whether a model has some; one of a plugin that does not tell is asked for all its values."""
     if operation.model is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from anyaccel import interrupts, rng
@@ -15,7 +15,6 @@ from anyaccel.phases.loading.loader import Chunk, LoadedRows
 from anyaccel.phases.loop_extension import (
     Call,
     CallInProgress,
-    EpochTiming,
     LoopExtension,
     Moments,
     PendingCalls,
@@ -109,13 +108,13 @@ class TrainLoop:
             self._pending.clear()
             for repeat in self._at.went_back:
                 repeat(failed_at - run.step)
-        self._record_times(self._pending.finish())
+        self._record_times(are_read=True)
         for end in self._at.steps_end:
             end(losses, means)
         seconds = time.perf_counter() - began
         run.graph.progress[label] = number + 1
         run.history.append(self._record(number, means, seconds))
-        run.timing = EpochTiming(steps=self._samples.steps, samples=self._samples.samples, seconds=seconds)
+        run.timing = self._samples.timing(seconds)
         for end in self._at.epoch_ends:
             end()
 
@@ -169,7 +168,7 @@ class TrainLoop:
             self._make(uneven, losses)
 
     def _uniform_steps(self, runner: ChunkRunner, steps: StepRange, losses: LossAccumulator) -> None:
-        """Return the number of steps of a call that the pacing and all extensions allow."""
+        """Run equal steps in calls of many steps each."""
         start, size, n_steps = steps.start, steps.size.at_most(self._rows.max_rows), steps.n_steps
         self._in_progress.rows_at_once = size.at_once
         done = 0
@@ -182,11 +181,13 @@ class TrainLoop:
             call.n_steps = call.n_steps or self._most_steps(call)
             began = time.perf_counter()
             step_losses = self._make(call, losses)
-            self._record_times(self._pending.launched(step_losses, call.n_steps, began))
+            self._pending.add(step_losses, call.n_steps, began)
+            self._record_times()
             done += call.n_steps
 
     def _most_steps(self, call: Call) -> int:
-        count = min(self._pacing.next(), call.n_left)
+        """Return the number of steps of a call that the pacing and all extensions allow."""
+        count = min(self._pacing.n_steps, call.n_left)
         for limit in self._at.most_steps:
             count = min(count, limit(call))
         return count
@@ -213,8 +214,8 @@ class TrainLoop:
         interrupts.check()
         return step_losses
 
-    def _record_times(self, calls: Iterable[tuple[int, float]]) -> None:
-        for n_steps, seconds in calls:
+    def _record_times(self, *, are_read: bool = False) -> None:
+        for n_steps, seconds in self._pending.done(are_read=are_read):
             self._pacing.record(n_steps, seconds)
             for timed in self._at.call_timed:
                 timed(n_steps, seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
@@ -36,7 +36,6 @@ from anyaccel.phases.settings import (
     config,
     integer,
     largest_batch,
-    of_split,
     offered,
     read,
     same,
@@ -172,27 +171,9 @@ class TrainPhase(Phase):
         checkpoint: A Checkpoint or the name of a folder. The state is written there, so that the run can resume after
             it was interrupted or its process was killed. Not available with estimators that learn, because only pickle
             could write them.
-        accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
-            `"auto"` is the best device that all frameworks of the graph support. A node whose framework has no backend
-            for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
-        strict: Raise an error instead of falling back to the CPU.
-        policy: Name of a plugin's placement policy for nodes without an accelerator.
-        callbacks: Callback objects.
-        final_device: Device that receives the nodes when the phase ends. By default they stay where they are.
-        compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
-            never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
-            All three compute the same numbers within rounding.
-        residency: `"resident"` keeps all rows on the devices. `"streamed"` keeps them in host memory and copies them
-            before they are needed. `"auto"` decides by free memory and logs the decision in `results.events`. All three
-            compute the same numbers.
-        precision: Precision of nodes without a precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"` (with scaled
-            losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and values
-            between nodes keep their dtypes.
-        matmul_precision: The framework's own setting for matrix multiplication while the phase runs: `"highest"`,
-            `"high"` or `"medium"` (torch), the values of `jax.default_matmul_precision`, or True or False for TF32 in
-            TensorFlow; a dict by framework if the graph has several.
     """
 
+    # The texts of accelerator, strict and the other settings of every kind are added from PhaseSettings.
     kind = "train"
     trains = True
     default_batch_size = 32
@@ -288,50 +269,10 @@ class TrainPhase(Phase):
         """Check and store the settings."""
 
     @classmethod
-    @of_split
-    def from_split(  # type: ignore[empty-body]  # noqa: PLR0913 - keywords, each documented
-        cls,
-        label: str = "train",
-        *,
-        split: str,
-        losses: AppliedLoss | Iterable[AppliedLoss] = (),
-        batch_size: int | None = None,
-        sampler: Sampler | Mapping[str, Sampler | int] | None = None,
-        schedule: str | None = None,
-        epochs: int = 1,
-        validation: EvalPhase | str | None = None,
-        validate_every: int = 1,
-        accumulate: int = 1,
-        microbatching: str = "exact",
-        on_nan: str = "warn",
-        step: Callable[..., Any] | None = None,
-        replicas: int | None = None,
-        per_replica: bool = False,
-        deterministic: bool = False,
-        loss_scale: LossScale | float | None = None,
-        sharding: str | None = None,
-        sync_batchnorm: bool = False,
-        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-        accelerator: Any = None,
-        strict: bool = False,
-        policy: str | None = None,
-        callbacks: Iterable[Callback] = (),
-        final_device: Any = None,
-        compile: str = "auto",
-        residency: str = "auto",
-        precision: str | None = None,
-        matmul_precision: Any = None,
-    ) -> Self:
-        """Create a TrainPhase over the split with this name, in every feature set that the graph uses.
-
-        Args:
-            label: Name of the phase.
-            split: Name of the split.
-        """
-
-    @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Convert a configuration into keyword arguments; refuse a configuration without a sampler."""
+        if settings.get("validation") is None:  # 0.1 saved what has no effect without a validation
+            settings = {**settings, "validate_every": 1}
         return super().read_settings({"sampler": {}, **settings})
 
     def check_settings(self) -> None:
@@ -341,6 +282,11 @@ class TrainPhase(Phase):
             _check_custom_step(self, self.step, self.accumulate)
         if self.validation is not None:
             _check_validation(self, self.validation, custom_step=self.step is not None)
+        elif self.validate_every != 1:
+            raise PhaseError(
+                f"phase {self.label!r} has validate_every={self.validate_every} but no validation",
+                hint="write validation='SPLIT', or leave it out",
+            )
         self.check_monitors(self.callbacks)
 
     def check_monitors(self, callbacks: Iterable[Callback]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, Eval
 from anyaccel.phases.row_alignment import Combination
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhaseExecution, PhasePrograms
-from anyaccel.phases.settings import Data, Setting, node_labels, of_split, save_labels, takes_settings
+from anyaccel.phases.settings import Data, Setting, node_labels, save_labels, takes_settings
 from anyaccel.results.records import EvaluationValues, Fitted
 from anyaccel_sklearn.estimator_inputs import estimators, inputs_of, targets_of
 from anyaccel_sklearn.estimators import Estimator
@@ -49,28 +49,10 @@ class FitPhase(Phase):
             DataLoader, a dataset, a generator function), which is read into memory.
         nodes: Labels of the nodes to fit; by default every estimator that is not fitted yet.
         batch_size: Samples per forward pass of the nodes before them.
-        accelerator: Device for nodes without an accelerator: an Accelerator, a Device, or text such as `"gpu:0"`.
-            `"auto"` is the best device that all frameworks of the graph support. A node whose framework has no backend
-            for this kind of device runs on the CPU; the plan notes it and a FallbackWarning is issued once.
-        strict: Raise an error instead of falling back to the CPU.
-        policy: Name of a plugin's placement policy for nodes without an accelerator.
-        callbacks: Callback objects.
-        final_device: Device that receives the nodes when the phase ends. By default they stay where they are.
-        compile: `"auto"` compiles training steps if that is faster, and gives the reason in `results.events`. `"off"`
-            never compiles and never imports a compiler. `"steps"` compiles whole training steps before the first one.
-            All three compute the same numbers within rounding.
-        residency: `"resident"` keeps all rows on the devices. `"streamed"` keeps them in host memory and copies them
-            before they are needed. `"auto"` decides by free memory and logs the decision in `results.events`. All three
-            compute the same numbers.
-        precision: Precision of nodes without a precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"` (with scaled
-            losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and values
-            between nodes keep their dtypes.
-        matmul_precision: The framework's own setting for matrix multiplication while the phase runs: `"highest"`,
-            `"high"` or `"medium"` (torch), the values of `jax.default_matmul_precision`, or True or False for TF32 in
-            TensorFlow; a dict by framework if the graph has several.
         losses: Must be empty; estimators have their own losses.
     """
 
+    # The texts of accelerator, strict and the other settings of every kind are added from PhaseSettings.
     kind = "fit"
     settings: ClassVar[Mapping[str, Setting]] = {
         **Phase.settings,
@@ -100,33 +82,6 @@ class FitPhase(Phase):
         losses: tuple[()] = (),
     ) -> None:
         """Check and store the settings."""
-
-    @classmethod
-    @of_split
-    def from_split(  # type: ignore[empty-body]  # noqa: PLR0913 - keywords, each documented
-        cls,
-        label: str = "fit",
-        *,
-        split: str,
-        nodes: Sequence[str] | str | None = None,
-        batch_size: int = 1024,
-        accelerator: Any = None,
-        strict: bool = False,
-        policy: str | None = None,
-        callbacks: Iterable[Callback] = (),
-        final_device: Any = None,
-        compile: str = "auto",
-        residency: str = "auto",
-        precision: str | None = None,
-        matmul_precision: Any = None,
-        losses: tuple[()] = (),
-    ) -> Self:
-        """Create a FitPhase over the split with this name, in every feature set that the graph uses.
-
-        Args:
-            label: Name of the phase.
-            split: Name of the split.
-        """
 
     def check_settings(self) -> None:
         if self.losses:

@@ -358,7 +358,7 @@ class Checkpointer:
 
 
 def checkpointers_for(
-    run: Run, callbacks: Sequence[Callback], resume: str, learners: Sequence[str], *, writes: bool = True
+    run: Run, callbacks: Sequence[Callback], resume: str, *, writes: bool = True
 ) -> list[Checkpointer]:
     """Return the object that writes the checkpoints of a run; an empty list without checkpoints.
 
@@ -366,7 +366,6 @@ def checkpointers_for(
         run: The run; its phase may have a Checkpoint.
         callbacks: Callbacks of the run.
         resume: See `Checkpointer`.
-        learners: Labels of the estimators that learn in the phase.
         writes: See `Checkpointer`.
 
     Raises:
@@ -378,6 +377,7 @@ def checkpointers_for(
             problem = f"phase {run.phase.label!r} has no checkpoint to resume from"
             raise PhaseError(problem, hint="write checkpoint='runs/a' in fit or TrainPhase")
         return []
+    learners = run.phase.learners(run.graph)
     if learners:
         raise PhaseError(
             f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, but its "

@@ -142,6 +142,7 @@ class Pipeline:
         make_step: Function that creates the object that runs steps one by one.
 
     Attributes:
+        stages: The segments and their programs.
         loss_scalings: Loss scales of all programs; empty if losses are not scaled.
     """
 
@@ -154,9 +155,9 @@ class Pipeline:
         make_step: Callable[[Sequence[PipelineStage], LogEvent], CrossSegmentStep] = CrossSegmentStep,
     ) -> None:
         self._custom_step = custom_step
-        self._stages = tuple(stages)
+        self.stages = tuple(stages)
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
-        self._cross_segment = make_step(self._stages, log_event)
+        self._cross_segment = make_step(self.stages, log_event)
         self.loss_scalings = self._cross_segment.loss_scalings
         self._cross_segment.watchers = [partial(learner.step, to_host=self.to_host) for learner in learners]
         self._beside: Sequence[Restorable] = learners if custom_step is None else [custom_step]  # never both
@@ -165,14 +166,9 @@ class Pipeline:
         self._multi_step = only if isinstance(only, MultiStepProgram) else None
 
     @property
-    def stages(self) -> tuple[PipelineStage, ...]:
-        """The segments and their programs."""
-        return self._stages
-
-    @property
     def can_compile(self) -> bool:
         """Whether any of the programs has something to compile its steps with."""
-        programs = [type(stage.program) for stage in self._stages]
+        programs = [type(stage.program) for stage in self.stages]
         return self._custom_step is None and any(
             issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
             for program in programs
@@ -191,7 +187,7 @@ class Pipeline:
     @property
     def on_host(self) -> bool:
         """Whether everything is computed on a CPU."""
-        devices = (operation.device for stage in self._stages for operation in stage.segment.operations)
+        devices = (operation.device for stage in self.stages for operation in stage.segment.operations)
         return all(device.kind == "cpu" for device in devices)
 
     def runner(self, columns: DeviceColumns) -> ChunkRunner:
@@ -214,7 +210,7 @@ class Pipeline:
             )
         if self._multi_step is None:
             return runner
-        stage = self._stages[0]
+        stage = self.stages[0]
         inputs = [columns[name] for name in stage.segment.inputs]
         return replace(
             runner,
@@ -233,12 +229,12 @@ class Pipeline:
 
     def seed(self, key: int) -> None:
         """Restart the random streams of all programs."""
-        for stage in self._stages:
+        for stage in self.stages:
             stage.program.seed(key)
 
     def random_state(self) -> list[Mapping[str, np.ndarray]] | None:
         """Return the position of each program's random streams; None if a program cannot report it."""
-        states = [stage.program.random_state() for stage in self._stages]
+        states = [stage.program.random_state() for stage in self.stages]
         present = [state for state in states if state is not None]
         return present if len(present) == len(states) else None
 
@@ -248,11 +244,11 @@ class Pipeline:
         Raises:
             StateError: other programs, or a program does not take its state.
         """
-        if len(states) != len(self._stages):
+        if len(states) != len(self.stages):
             raise StateError(
-                f"the random states are those of {len(states)} programs, but {len(self._stages)} are needed"
+                f"the random states are those of {len(states)} programs, but {len(self.stages)} are needed"
             )
-        for stage, state in zip(self._stages, states, strict=True):
+        for stage, state in zip(self.stages, states, strict=True):
             stage.program.load_random_state(state)
 
     def synchronize(self) -> None:
@@ -261,7 +257,7 @@ class Pipeline:
         Raises:
             OutOfMemoryError: one of them did not fit, which its device told only now.
         """
-        for stage in self._stages:
+        for stage in self.stages:
             stage.program.synchronize()
 
     @property
@@ -274,7 +270,7 @@ class Pipeline:
         if self._custom_step is not None:
             return self._custom_step.n_done
         counts = [0]
-        for stage in self._stages:
+        for stage in self.stages:
             before = stage.segment.states
             for label, state in stage.program.live_optimizer_states().items():
                 counts.append(state.step - (before[label].step if label in before else 0))
@@ -282,13 +278,13 @@ class Pipeline:
 
     def run_uncompiled(self) -> None:
         """Run the steps of all programs uncompiled; see `MultiStepProgram.run_uncompiled`."""
-        for stage in self._stages:
+        for stage in self.stages:
             if isinstance(stage.program, MultiStepProgram):
                 stage.program.run_uncompiled()
 
     def renew_compiled(self) -> list[str]:
         """Return the changed Python values of all programs; see `Program.renew_compiled`."""
-        return [name for stage in self._stages for name in stage.program.renew_compiled()]
+        return [name for stage in self.stages for name in stage.program.renew_compiled()]
 
     def snapshot(self) -> tuple[Any, list[Any]]:
         """Return a copy of everything that a step changes.
@@ -297,7 +293,7 @@ class Pipeline:
             OutOfMemoryError: no room for a copy.
             EstimatorError: an estimator that learns cannot be copied.
         """
-        return [one.snapshot() for one in self._beside], [stage.program.snapshot() for stage in self._stages]
+        return [one.snapshot() for one in self._beside], [stage.program.snapshot() for stage in self.stages]
 
     def restore(self, snapshot: tuple[Any, Sequence[Any]]) -> None:
         """Go back to a snapshot."""
@@ -305,27 +301,27 @@ class Pipeline:
         self._cross_segment.is_updating = False
         for one, state in zip(self._beside, learned, strict=True):
             one.restore(state)
-        for stage, state in zip(self._stages, states, strict=True):
+        for stage, state in zip(self.stages, states, strict=True):
             stage.program.restore(state)
 
     def sync_models(self, states: MutableMapping[str, NodeState]) -> None:
         """Copy the current values to the user's models, and the optimizer state of each node to `states`."""
         self.sync_values()
-        for stage in self._stages:
+        for stage in self.stages:
             states.update(stage.program.optimizer_states())
 
     def read_states(self) -> dict[str, NodeState]:
         """Copy the current values to the user's models; return the optimizer states to be read before the next step."""
         self.sync_values()
         states: dict[str, NodeState] = {}
-        for stage in self._stages:
+        for stage in self.stages:
             states |= stage.program.live_optimizer_states()
         return states
 
     def sync_values(self) -> None:
         """Copy the current values to the user's models; if they are sharded, all processes do so together."""
         self._cross_segment.begin_reading()
-        for stage in self._stages:
+        for stage in self.stages:
             stage.program.sync_models()
 
     def close(self, states: MutableMapping[str, NodeState]) -> None:
@@ -336,7 +332,7 @@ class Pipeline:
         """
         self._beside = self._cross_segment.watchers = ()  # a cycle that would keep the programs until collected
         failures: list[BaseException] = []
-        for stage in self._stages:
+        for stage in self.stages:
             for _ in range(2):
                 try:
                     states.update(stage.program.close())

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,22 +31,6 @@ class Chunk:
     columns: DeviceColumns
     steps: tuple[StepRange, ...]
     host_orders: RowOrders
-
-
-@dataclass(slots=True)
-class LoadedRows:
-    """The current rows of a phase or of its validation; both attributes change if the rows do not fit.
-
-    Attributes:
-        loader: Loader of the rows.
-        max_rows: Maximum number of rows that are computed at once; None for whole steps.
-    """
-
-    loader: BatchLoader
-    max_rows: int | None = None
-
-
-Result = TypeVar("Result")
 
 
 class BatchLoader(ABC):
@@ -111,6 +95,30 @@ class BatchLoader(ABC):
 
     def close(self) -> None:
         """Release everything on devices."""
+
+
+class LoadedRows:
+    """The current rows of a phase or of its validation; both attributes change if the rows do not fit.
+
+    Args:
+        loader: Loader of the rows.
+
+    Attributes:
+        loader: The argument.
+        max_rows: Maximum number of rows that are computed at once; None for whole steps.
+    """
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self.loader = loader
+        self.max_rows: int | None = None
+
+    def make_room(self, error: MemoryError, n_rows: int = 0) -> None:
+        """Take less memory from now on, after `n_rows` rows at once did not fit; 0 for whole steps.
+
+        Raises:
+            OutOfMemoryError: that is not possible.
+        """
+        raise error
 
 
 class ResidentLoader(BatchLoader):

@@ -155,7 +155,7 @@ class MemoryBudget:
         """Return names of the columns that may be resident where not all are, and the bytes of a block of the
         others.
         """
-        block_bytes = block_bytes_beside({c.place: self._free[c.place] for c in columns if c.place in self._free})
+        block_bytes = bytes_of_block(self._free[c.place] for c in columns if c.place in self._free)
         return resident_share(columns, self._budget, block_bytes), block_bytes
 
     def take(self, needs: Mapping[Place, int]) -> None:
@@ -249,11 +249,6 @@ def resident_share(columns: Sequence[ColumnBytes], room: Mapping[Place, float], 
     return frozenset(name for column in worth for name in column.names)
 
 
-def block_bytes_beside(free: Mapping[Place, int]) -> float:
-    """Return bytes of a block of streamed rows where so much is free."""
-    return bytes_of_block(free.values())
-
-
 # -- -------------------------------------------------------------------------------------------------------------------
 # Loader factory: the rows of a phase in host memory or behind a source, and the loaders that can be made of them.
 
@@ -305,11 +300,6 @@ class ColumnBytes:
             row_bytes=nbytes / max(n_rows, 1),
             index_bytes=np.dtype(column.backend.index_dtype).itemsize,
         )
-
-
-def is_in(column: Column, place: Place) -> bool:
-    """Whether a column goes to this place."""
-    return (column.framework, column.device) == place
 
 
 def mixed_block_steps(
@@ -390,10 +380,8 @@ class RowsLoaderFactory(LoaderFactory):
         self._nbytes: dict[Place, int] = {}
         self._columns: list[ColumnBytes] = []
         for column in self._distinct(as_arrays(self.arrays) or {}):  # counted now: later they may have been given away
-            place, array = (column.framework, column.device), self.arrays[column.name]
-            self._nbytes[place] = self._nbytes.get(place, 0) + array.nbytes
-            same = tuple(e.name for e in plan.columns if self.arrays[e.name] is array and is_in(e, place))
-            self._columns.append(ColumnBytes.of(column, same, array.nbytes, len(array)))
+            place = (column.framework, column.device)
+            self._nbytes[place] = self._nbytes.get(place, 0) + self.arrays[column.name].nbytes
 
     def nbytes(self) -> dict[Place, int]:
         """Return the bytes of resident rows by place; empty if rows differ in length, which are not resident."""
@@ -417,17 +405,26 @@ class RowsLoaderFactory(LoaderFactory):
 
     def columns(self) -> Sequence[ColumnBytes]:
         """Return the columns that may be resident; none if rows differ in length."""
+        arrays = {} if self._columns else as_arrays(self._host_arrays()) or {}
+        for column in self._distinct(arrays):
+            place, array = (column.framework, column.device), arrays[column.name]
+            same = tuple(
+                other.name
+                for other in self.plan.columns
+                if arrays[other.name] is array and (other.framework, other.device) == place
+            )
+            self._columns.append(ColumnBytes.of(column, same, array.nbytes, len(array)))
         return self._columns
 
     def mixed(self, resident: Collection[str], block_bytes: float, on_loaded: OnLoaded | None = None) -> BatchLoader:
-        arrays, epochs = as_arrays(self._host_arrays()), self._epochs
+        columns, arrays, epochs = self.columns(), as_arrays(self._host_arrays()), self._epochs
         if arrays is None:
             return self.streamed()
         self.arrays = {}
         kept = tuple(column for column in self.plan.columns if column.name in resident)
         tensors = load(replace(self.plan, columns=kept), arrays, on_loaded)
         left = {name: array for name, array in arrays.items() if name not in tensors}
-        steps = mixed_block_steps(self._columns, resident, block_bytes, epochs)
+        steps = mixed_block_steps(columns, resident, block_bytes, epochs)
         return MixedLoader(self.plan.columns, left, epochs, steps, tensors)
 
     def _host_arrays(self) -> Mapping[str, HostColumn]:

@@ -77,7 +77,7 @@ def check_created_columns(rows: Rows, known: FeatureSet | None, columns: Sequenc
         ColumnError: one is.
     """
     missing = [name for name in columns if name not in rows.columns]
-    makers = relevant_transforms(known.transforms, missing[:1]) if known is not None else []
+    makers = relevant_transforms(known.transforms, missing[:1]) if known is not None and missing else []
     if makers and not any(missing[0] in transform.columns for transform in makers):
         raise ColumnError(
             f"{rows.label!r} has no column {missing[0]!r}, which a transform added to the graph's data",

@@ -36,7 +36,7 @@ from anyaccel.phases.loading.loader import (
     with_orders,
 )
 from anyaccel.phases.loading.prefetch import on_demand, prefetch
-from anyaccel.phases.loading.streaming import BUFFERS, StreamingLoader, arrived
+from anyaccel.phases.loading.streaming import BUFFERS, CopiedBuffers, StreamingLoader, arrived
 from anyaccel.user_level import user_level
 
 BLOCK_SECONDS = 0.05
@@ -44,22 +44,15 @@ BLOCK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
-class HostBuffers:
-    """Host memory for one block, with what losses take as targets, and the copies that may still read from it.
+class HostBuffers(CopiedBuffers):
+    """Host memory for one block, with what losses take as targets.
 
     `flat` is memory by value name, for columns whose shape is not that of the block before.
     """
 
     columns: list[tuple[Column, np.ndarray, TargetRange | None]] = field(default_factory=list)
     capacity: int = 0
-    copies: list[AsyncCopy] = field(default_factory=list)
     flat: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def wait(self) -> None:
-        """Wait until it may be written to again."""
-        for copy in self.copies:
-            copy.source_reusable()
-        self.copies = []
 
 
 @dataclass(slots=True)
@@ -72,7 +65,23 @@ class _Block:
     sample: Sample
 
 
-class BatchSourceLoader(BatchLoader):
+class SourceLoader(BatchLoader):
+    """A loader of a source, whose position a checkpoint keeps."""
+
+    residency = "streamed"
+    _progress: SourceProgress
+
+    def keep_positions(self) -> None:
+        self._progress.keeps_samples = True
+
+    def position(self, epoch: int, step: int) -> SourcePosition:
+        return self._progress.position(epoch, step)
+
+    def go_on(self, position: SourcePosition) -> None:
+        self._progress.resumed = position
+
+
+class BatchSourceLoader(SourceLoader):
     """Load the batches of a source, several in one block.
 
     A block holds whole steps: as many as arrive within `BLOCK_SECONDS` and fit into its bytes, at least one. The first
@@ -88,8 +97,6 @@ class BatchSourceLoader(BatchLoader):
         seed: Seed of the numbers that the source draws from global generators.
         share: Function that returns this process's part of numbered batches.
     """
-
-    residency = "streamed"
 
     def __init__(
         self,
@@ -138,15 +145,6 @@ class BatchSourceLoader(BatchLoader):
                 del block
                 yield Chunk(columns, steps, {}), sample
                 del columns
-
-    def keep_positions(self) -> None:
-        self._progress.keeps_samples = True
-
-    def position(self, epoch: int, step: int) -> SourcePosition:
-        return self._progress.position(epoch, step)
-
-    def go_on(self, position: SourcePosition) -> None:
-        self._progress.resumed = position
 
     def shrink(self) -> bool:
         """Use blocks of one step."""
@@ -264,7 +262,7 @@ class BatchSourceLoader(BatchLoader):
         return _Block(sizes, buffers.capacity, copies, sample)
 
 
-class MapSourceLoader(StreamingLoader):
+class MapSourceLoader(SourceLoader, StreamingLoader):
     """Load items of a data set, read in the order of samplers, block by block.
 
     Args:
@@ -311,15 +309,6 @@ class MapSourceLoader(StreamingLoader):
             for chunk in chunks:
                 yield chunk, self._samples.pop(id(chunk.host_orders), {})
                 del chunk
-
-    def keep_positions(self) -> None:
-        self._progress.keeps_samples = True
-
-    def position(self, epoch: int, step: int) -> SourcePosition:
-        return self._progress.position(epoch, step)
-
-    def go_on(self, position: SourcePosition) -> None:
-        self._progress.resumed = position
 
     def fill(self, block: StepBlock, buffers: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Read the rows of a block, once for each stream that is drawn."""

@@ -71,17 +71,23 @@ class _OrderColumn:
 
 
 @dataclass(slots=True)
-class _Buffers:
-    """A host buffer for each column by its first name, and the copies that may still read from them."""
+class CopiedBuffers:
+    """Host memory for one block, and the copies that may still read from it."""
 
-    arrays: dict[str, np.ndarray]
     copies: list[AsyncCopy] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Wait until they may be written to again."""
+        """Wait until it may be written to again."""
         for copy in self.copies:
             copy.source_reusable()
         self.copies = []
+
+
+@dataclass(slots=True)
+class _Buffers(CopiedBuffers):
+    """A host buffer for each column, by its first name."""
+
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class StreamingLoader(BatchLoader):
@@ -192,7 +198,7 @@ class StreamingLoader(BatchLoader):
         return steps.single_steps() if self._alone else steps.blocks(self._block_steps)
 
     def _new_buffers(self) -> _Buffers:
-        return _Buffers({column.names[0]: column.buffer(self._block_rows) for column in self._copied_columns})
+        return _Buffers(arrays={column.names[0]: column.buffer(self._block_rows) for column in self._copied_columns})
 
     def _blocks(self, steps: EpochSteps, buffers: list[_Buffers]) -> Generator[tuple[StepBlock, dict[str, AsyncCopy]]]:
         n_rows = self._block_rows

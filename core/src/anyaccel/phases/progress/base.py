@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from anyaccel.results.events import Event
 
@@ -53,3 +54,11 @@ class Progress:
 
     def end(self) -> None:
         """End the run, with or without an error; nothing more is reported."""
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether text that is written to a stream appears on a terminal."""
+    try:
+        return stream is not None and bool(stream.isatty())
+    except (ValueError, AttributeError):  # closed, or replaced by an incomplete stream
+        return False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
+
+from anyaccel.phases.progress.base import is_terminal
 
 
 class _Console(Console):
@@ -35,7 +36,7 @@ class SharedDisplay:
             console=console,
             auto_refresh=False,  # drawn by the run itself, which limits how often
             transient=True,
-            redirect_stdout=_is_terminal(sys.stdout),
+            redirect_stdout=is_terminal(sys.stdout),
         )
         self._runs = 0
         self._lock = threading.RLock()
@@ -98,10 +99,3 @@ def shared_display() -> SharedDisplay:
                 return display
         _displays.append(SharedDisplay())
         return _displays[-1]
-
-
-def _is_terminal(stream: Any) -> bool:
-    try:
-        return stream is not None and bool(stream.isatty())
-    except (ValueError, AttributeError):
-        return False

@@ -8,7 +8,7 @@ from typing import Any
 
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
-from anyaccel.phases.progress.base import Progress
+from anyaccel.phases.progress.base import Progress, is_terminal
 from anyaccel.phases.progress.log import LineProgress
 from anyaccel.phases.progress.notebook import HTMLProgress, in_notebook
 from anyaccel.phases.progress.rich import RichProgress
@@ -50,11 +50,8 @@ def progress_for(choice: Any) -> Progress:
 def _automatic() -> Progress:
     if in_notebook():
         return HTMLProgress()
-    return RichProgress() if _is_terminal() and os.environ.get("TERM") not in ("dumb", "unknown") else LineProgress()
-
-
-def _is_terminal() -> bool:
-    try:
-        return sys.stderr is not None and sys.stderr.isatty()
-    except (ValueError, AttributeError):  # closed, or replaced by an incomplete stream
-        return False
+    return (
+        RichProgress()
+        if is_terminal(sys.stderr) and os.environ.get("TERM") not in ("dumb", "unknown")
+        else LineProgress()
+    )
