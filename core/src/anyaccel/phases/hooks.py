@@ -44,9 +44,10 @@ class HookCaller:
         self.callbacks = tuple(callbacks)
         step_end, steps_done = self._overriding("step_end"), self._overriding("steps_done")
         of_epochs = [*self._overriding("epoch_start"), *self._overriding("epoch_end")]
-        self.step_listeners = [StepListener(_of_each_step(method), _interval(method)) for method in step_end]
+        listeners = [StepListener(_of_each_step(method), _interval(method)) for method in step_end]
         if hooks.hook.step_end.get_hookimpls():
-            self.step_listeners.insert(0, StepListener(partial(_call_plugins, hooks.hook.step_end), 1))
+            listeners.insert(0, StepListener(partial(_call_plugins, hooks.hook.step_end), 1))
+        self.step_listeners = tuple(listeners)
         self.has_steps_done_listeners = bool(hooks.hook.steps_done.get_hookimpls() or steps_done)
         self._intervals = {listener.every_n_steps for listener in self.step_listeners}
         self.max_call_steps = min(self._intervals, default=None)
