@@ -123,7 +123,12 @@ def test_long_tests_are_those_that_took_long() -> None:
 7.00s setup    plugins/b/tests/test_b.py::test_three[x]
 9.00s call     plugins/b/tests/test_b.py::test_three[x]
 4.00s call     tests/test_c.py::TestAll::test_four
+0.90s call     tests/test_c.py::test_five[case 1]
+0.90s call     tests/test_c.py::test_five[case 2]
+0.90s call     tests/test_c.py::test_five[case 3]
+0.90s call     tests/test_c.py::test_five[case 4]
+0.90s call     docs/another-page.md::line:1,column:1
 3.00s call     docs/a-page.md::line:7,column:1
 """
-    functions = ["tests/test_a.py::test_one", "tests/test_c.py::TestAll::test_four"]
+    functions = ["tests/test_a.py::test_one", "tests/test_c.py::TestAll::test_four", "tests/test_c.py::test_five"]
     assert long_tests(printed) == (["docs/a-page.md", "plugins/b/tests/test_b.py"], functions)
