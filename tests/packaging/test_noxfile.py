@@ -108,6 +108,7 @@ def test_no_session_hands_over_a_relative_folder(noxfile: ModuleType, monkeypatc
     assert not [text for texts in with_folder.values() for text in texts if not Path(text).is_absolute()]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links are for some users only; others keep bytecode apart")
 def test_environments_share_the_bytecode_of_equal_files(
     noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -164,6 +165,19 @@ def test_the_ci_runs_the_command_of_the_readme(root: Path) -> None:
     lines = [line for line in (root / "README.md").read_text(encoding="utf-8").splitlines() if line.endswith("&& nox")]
     assert lines == ["python -m pip install nox && nox"]
     assert f"grep --max-count=1 '{lines[0][-7:]}$' README.md" in (root / ".ci/run").read_text(encoding="utf-8")
+
+
+def test_each_part_takes_one_feature_away_and_together_all(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    for part in range(noxfile.OF_LONG):
+        monkeypatch.setenv("ANYACCEL_TEST_PART", f"{part}/{noxfile.OF_LONG}")
+        session = RecordingSession(noxfile.FOUND[-1])
+        noxfile.take_away(session, sample=40)
+        taken.append([text for text in session.texts if text.startswith("anyaccel-")])
+    assert all(len(names) == 1 for names in taken)
+    assert {name for names in taken for name in names} == {f"anyaccel-{name}" for name in noxfile.FEATURES}
 
 
 def test_whole_runs_all_of_what_the_check_runs_a_part(noxfile: ModuleType) -> None:
