@@ -1,4 +1,4 @@
-"""Host memory: how much of it this process may use, and arrays that frameworks can use without a copy."""
+"""Host memory and cores that this process may use, and arrays that frameworks can use without a copy."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ def host_memory(root: Path = _ROOT) -> HostMemory:
             total = limit
         free = min(free or limit, max(limit - used, 0))
     return HostMemory(total, min(free, total) if total else free)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, without a container's limit on processor time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

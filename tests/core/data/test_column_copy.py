@@ -165,7 +165,7 @@ def test_new_arrays_are_writable_and_the_feature_sets_are_read_only() -> None:
 @pytest.mark.parametrize("processors", [1, 3])
 def test_threads_do_a_share_each(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
     monkeypatch.setattr(column_copy, "_SHARE", 1000)
-    monkeypatch.setattr(column_copy.os, "sched_getaffinity", lambda _: range(processors), raising=False)
+    monkeypatch.setattr(column_copy, "usable_cores", lambda: processors)
     used: set[str] = set()
     real = column_copy._copy  # noqa: SLF001
 
@@ -185,7 +185,7 @@ def test_threads_do_a_share_each(monkeypatch: pytest.MonkeyPatch, processors: in
 @pytest.mark.parametrize("share", [1000, 2**30])
 def test_overflow_is_reported_as_numpy_is_set_to(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
     monkeypatch.setattr(column_copy, "_SHARE", share)
-    monkeypatch.setattr(column_copy.os, "sched_getaffinity", lambda _: range(2), raising=False)
+    monkeypatch.setattr(column_copy, "usable_cores", lambda: 2)
     fs = set_of(vectors(np.full((3000, 2), 1e300), 3000))
     with pytest.warns(RuntimeWarning, match="overflow"):
         assert np.isinf(loadable_array(fs, ["x"], "float32")).all()

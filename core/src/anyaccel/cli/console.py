@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anyaccel.errors import AnyaccelError
+from anyaccel.html import size
 from anyaccel.printable import printable
 
 _PIPED_WIDTH = 10_000  # nothing is cut or wrapped in a pipe
@@ -57,11 +58,4 @@ def print_error(error: AnyaccelError, *, as_json: bool) -> None:
 
 def format_size(nbytes: int) -> str:
     """Return a number of bytes with a unit, `""` for 0."""
-    if not nbytes:
-        return ""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    return size(nbytes) if nbytes else ""

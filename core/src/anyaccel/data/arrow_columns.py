@@ -127,16 +127,20 @@ def to_arrow(array: np.ndarray) -> Any:
     Scalars per sample become a primitive column, other shapes a fixed-shape tensor column. Bool is packed into bits,
     with a copy; with a shape it becomes nested fixed-size lists, as Arrow has no tensors of bits.
     """
-    flat = pa.array(array.reshape(-1))
     shape = array.shape[1:]
-    if array.dtype == np.bool_:
-        for extent in reversed(shape):
-            flat = pa.FixedSizeListArray.from_arrays(flat, extent)
-        return flat
-    if not shape:
-        return flat
+    if array.dtype == np.bool_ or not shape:
+        return fixed_lists(array)
+    flat = pa.array(array.reshape(-1))
     storage = pa.FixedSizeListArray.from_arrays(flat, math.prod(shape))
     return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(flat.type, shape), storage)
+
+
+def fixed_lists(values: np.ndarray) -> Any:
+    """Return values [n, *shape] as an Arrow array of nested fixed-size lists, which Arrow can gather in lists."""
+    array = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for extent in reversed(values.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, extent)
+    return array
 
 
 def to_numpy(name: str, column: Any) -> np.ndarray:

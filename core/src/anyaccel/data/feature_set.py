@@ -1,8 +1,7 @@
 """Feature sets, the views of their rows, and references to their columns.
 
-The three classes use each other and therefore share this module, with the store of their columns. Other modules do the
-rest: `readers` build tables from user data, `row_filters` and `splitting` choose rows, `transforms` create columns, and
-`display` shows them.
+The three classes use each other and therefore share this module. Other modules do the rest: `readers` build tables from
+user data, `row_filters` and `splitting` choose rows, `transforms` create columns, and `display` shows them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -60,94 +59,8 @@ from anyaccel.errors import ColumnError, ConfigError, DataError, SamplerError, S
 from anyaccel.printable import printable
 from anyaccel.suggestions import did_you_mean
 
-# -- The splits of a feature set by name; a name always means the same rows -------------------------------------------
-
-
 ALL = "all"
 """Stands for all rows, and for no split."""
-
-View = TypeVar("View", bound=Rows)
-
-
-class NamedSplits(Generic[View]):
-    """Views of one feature set, registered by name.
-
-    Args:
-        label: Label of the feature set.
-    """
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self.by_name: dict[str, View] = {}
-
-    def get(self, name: Any, columns: tuple[str, ...]) -> View:
-        """Return the split with this name; `columns` are the columns of the feature set, for the message.
-
-        Raises:
-            SplitError: there is no such split.
-        """
-        if isinstance(name, str) and name in self.by_name:
-            return self.by_name[name]
-        hint = "create splits with split_random({'train': 0.8, ...})"
-        hint = did_you_mean(name, self.by_name) if self.by_name else hint
-        raise SplitError(
-            f"{self._label!r} has no split {name!r}",
-            available=listed([*self.by_name, ALL]),
-            hint=f"it is a column: data.array({name!r})" if name in columns else hint,
-        )
-
-    def check_names(self, rows: Any) -> None:
-        """Check that the argument is a mapping by valid names of splits.
-
-        Raises:
-            SplitError: it is not.
-        """
-        if not isinstance(rows, Mapping):
-            problem = f"the splits of {self._label!r} must be a mapping by name, got {shown(rows)}"
-            raise SplitError(problem, hint="write add_splits({'train': [0, 1], 'test': [2]})")
-        for name in rows:
-            self.check_name(name)
-
-    def check_name(self, name: Any) -> None:
-        """Check that a split may have this name.
-
-        Raises:
-            SplitError: it is not text, or `"all"`.
-        """
-        if not isinstance(name, str) or not name or has_surrogates(name):
-            problem = f"the name of a split of {self._label!r} must be text, got {shown(name)}"
-            raise SplitError(problem, hint="write add_split('NAME', rows)")
-        if name == ALL:
-            raise self._name_taken(name, "choose another name")
-
-    def known_or(self, name: str, view: View) -> View:
-        """Return the registered view with this name, which must have the same rows; `view` if there is none.
-
-        A notebook cell may run again and create its splits again.
-
-        Raises:
-            SplitError: the name is taken by other rows.
-        """
-        existing = self.by_name.get(name)
-        if existing is None or np.array_equal(_rows_of(existing), _rows_of(view)):
-            return existing or view
-        hint = "create the feature set again in the same cell, or choose another name"
-        raise self._name_taken(name, hint, " of other rows")
-
-    def _name_taken(self, name: str, hint: str, of: str = "") -> SplitError:
-        return SplitError(
-            f"{self._label!r} already has a split {name!r}{of}",
-            cause=f"it has {listed([*self.by_name, ALL])}",
-            hint=hint,
-        )
-
-
-def _rows_of(view: Rows) -> np.ndarray:
-    return np.arange(len(view)) if view.indices is None else view.indices
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-
 
 OTHER_NAMES = {
     "train_test_split random_split split_train_test": "use split_random({'train': 0.8, 'test': 0.2})",
@@ -578,11 +491,17 @@ class FeatureSet(_SplitRows):
         dataframes.check_table(label, table)
         super().__init__(label, table.schema)
         self._schema = pa.schema([table.schema.field(name) for name in self.columns], table.schema.metadata)
-        self._store = ColumnStore(table, self._schema)
-        self._splits: NamedSplits[FeatureSetView] = NamedSplits(label)
+        self._columns = {name: table.column(name) for name in self._schema.names}
+        self._arrays: dict[str, np.ndarray] = {}  # each is created once
+        self._splits: dict[str, FeatureSetView] = {}
         self._transforms = Transforms()
         self._check_rows()
-        self._store.check_readable(self.features + self.targets)
+        for name in self.features + self.targets:
+            field = self._schema.field(name)
+            if padding_of(field) is None:
+                check_numbers(name, self._columns[name])
+            else:
+                check_ragged(field, self._columns[name])
 
     def _check_rows(self) -> None:  # a schema has none
         if len(self) == 0:
@@ -785,7 +704,7 @@ class FeatureSet(_SplitRows):
         return printable(f"FeatureSet({self._label!r}, {summary(self)}{'; splits: ' if splits else ''}{splits})")
 
     def __len__(self) -> int:
-        return len(self._store)
+        return len(next(iter(self._columns.values())))
 
     def __getitem__(self, name: str) -> FeatureSetView:
         """Return the split with this name; the same as `split(name)`."""
@@ -793,17 +712,17 @@ class FeatureSet(_SplitRows):
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is a split with this name."""
-        return name in self._splits.by_name
+        return name in self._splits
 
     @property
     def nbytes(self) -> int:
         """Bytes of all columns in Arrow memory."""
-        return self._store.nbytes
+        return sum(int(column.nbytes) for column in self._columns.values())
 
     @property
     def splits(self) -> Mapping[str, FeatureSetView]:
         """The registered splits by name, as a read-only mapping."""
-        return MappingProxyType(self._splits.by_name)
+        return MappingProxyType(self._splits)
 
     @property
     def transforms(self) -> tuple[FittedTransform, ...]:
@@ -822,7 +741,18 @@ class FeatureSet(_SplitRows):
             ColumnError: the column does not exist, or it is a tag that is not numeric or has nulls.
         """
         self.role(name)
-        return self._store.array(name)
+        if name not in self._arrays:
+            field = self._schema.field(name)
+            ragged = flat_column(field, self._columns[name])
+            if ragged is not None:
+                self._arrays[name] = read_only(ragged.padded())
+            else:
+                field_spec(field)
+                check_complete(name, self._columns[name])
+                combined = contiguous(self._columns[name])
+                self._columns[name] = pa.chunked_array([combined])
+                self._arrays[name] = to_numpy(name, combined)
+        return self._arrays[name]
 
     def column(self, name: str) -> Any:
         """Return a column as an Arrow chunked array. Use it to read tags of any type.
@@ -831,7 +761,7 @@ class FeatureSet(_SplitRows):
             ColumnError: the column does not exist.
         """
         self.role(name)
-        return self._store.column(name)
+        return self._columns[name]
 
     def to_arrow(self) -> Any:
         """Return an Arrow table on the same memory, with roles in the field metadata; `from_arrow` reads it.
@@ -842,7 +772,7 @@ class FeatureSet(_SplitRows):
             >>> data.to_arrow().num_rows
             6
         """
-        return self._store.table()
+        return pa.table(list(self._columns.values()), schema=self._schema)
 
     def view(self) -> FeatureSetView:
         """Return all rows as a view, named `"all"`."""
@@ -854,7 +784,17 @@ class FeatureSet(_SplitRows):
         Raises:
             SplitError: the split does not exist.
         """
-        return self.view() if name == ALL else self._splits.get(name, self.columns)
+        if name == ALL:
+            return self.view()
+        if isinstance(name, str) and name in self._splits:
+            return self._splits[name]
+        hint = "create splits with split_random({'train': 0.8, ...})"
+        hint = did_you_mean(name, self._splits) if self._splits else hint
+        raise SplitError(
+            f"{self._label!r} has no split {name!r}",
+            available=listed([*self._splits, ALL]),
+            hint=f"it is a column: data.array({name!r})" if name in self.columns else hint,
+        )
 
     def add_split(self, name: str, rows: Sequence[int] | np.ndarray) -> FeatureSetView:
         """Register rows that you chose (integers [k], in any order) as a split, and return it.
@@ -869,7 +809,7 @@ class FeatureSet(_SplitRows):
             >>> data.add_split("test", [5, 0]).array("x")
             array([5., 0.])
         """
-        self._splits.check_name(name)
+        self._check_split_name(name)
         return self.add_splits({name: rows})[name]
 
     def add_splits(
@@ -886,14 +826,41 @@ class FeatureSet(_SplitRows):
             SplitError: see `add_split`; or a group that crosses splits.
             ColumnError: a column of `group_by` that does not exist, has nulls or NaN, or is not scalar.
         """
-        self._splits.check_names(rows)
-        views = {
-            name: self._splits.known_or(name, FeatureSetView(self, name, indices)) for name, indices in rows.items()
-        }
+        if not isinstance(rows, Mapping):
+            problem = f"the splits of {self._label!r} must be a mapping by name, got {shown(rows)}"
+            raise SplitError(problem, hint="write add_splits({'train': [0, 1], 'test': [2]})")
+        for name in rows:
+            self._check_split_name(name)
+        views = {name: self._known_split(FeatureSetView(self, name, indices)) for name, indices in rows.items()}
         if views:
             check_groups(self, group_by, {name: view.rows for name, view in views.items()})
-        self._splits.by_name.update(views)
+        self._splits.update(views)
         return views
+
+    def _check_split_name(self, name: Any) -> None:
+        if not isinstance(name, str) or not name or has_surrogates(name):
+            problem = f"the name of a split of {self._label!r} must be text, got {shown(name)}"
+            raise SplitError(problem, hint="write add_split('NAME', rows)")
+        if name == ALL:
+            raise self._name_taken(name, "choose another name")
+
+    def _known_split(self, view: FeatureSetView) -> FeatureSetView:
+        """Return the registered view with this name, which must have the same rows; `view` itself if there is none.
+
+        A notebook cell may run again and create its splits again.
+        """
+        existing = self._splits.get(view.name, view)
+        if np.array_equal(existing.rows, view.rows):
+            return existing
+        hint = "create the feature set again in the same cell, or choose another name"
+        raise self._name_taken(view.name, hint, " of other rows")
+
+    def _name_taken(self, name: str, hint: str, of: str = "") -> SplitError:
+        return SplitError(
+            f"{self._label!r} already has a split {name!r}{of}",
+            cause=f"it has {listed([*self._splits, ALL])}",
+            hint=hint,
+        )
 
     def cast(self, dtypes: Mapping[str, Any], *, keep_splits: bool = True) -> FeatureSet:
         """Return a new feature set with the same label and some columns in another dtype; the others share their
@@ -1160,68 +1127,3 @@ def check_config(config: Any, labels: Iterable[str]) -> None:
             available=listed(labels) if labels else "",
             hint=did_you_mean(config["feature_set"], labels) if labels else "add it to feature_sets",
         )
-
-
-# -- columns in Arrow memory, and their values as NumPy arrays on the same memory --------------------------------------
-
-
-class ColumnStore:
-    """Columns of equal length; the array of a column is created once.
-
-    Args:
-        table: Arrow table with the columns.
-        schema: Schema of the columns to keep, in their order.
-    """
-
-    def __init__(self, table: Any, schema: Any) -> None:
-        self._schema = schema
-        self._columns = {name: table.column(name) for name in schema.names}
-        self._arrays: dict[str, np.ndarray] = {}
-
-    def __len__(self) -> int:
-        return len(next(iter(self._columns.values())))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns in Arrow memory."""
-        return sum(int(column.nbytes) for column in self._columns.values())
-
-    def check_readable(self, names: tuple[str, ...]) -> None:
-        """Check that these columns can be read as arrays.
-
-        Raises:
-            ColumnError: a column has nulls, empty samples or a type that is not numeric, or does not match its padding.
-        """
-        for name in names:
-            field = self._schema.field(name)
-            if padding_of(field) is None:
-                check_numbers(name, self._columns[name])
-            else:
-                check_ragged(field, self._columns[name])
-
-    def column(self, name: str) -> Any:
-        """Return a column as an Arrow chunked array."""
-        return self._columns[name]
-
-    def table(self) -> Any:
-        """Return all columns as an Arrow table, on the same memory."""
-        return pa.table(list(self._columns.values()), schema=self._schema)
-
-    def array(self, name: str) -> np.ndarray:
-        """Return the values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
-
-        Raises:
-            ColumnError: it is not numeric, or has nulls.
-        """
-        if name not in self._arrays:
-            field = self._schema.field(name)
-            ragged = flat_column(field, self._columns[name])
-            if ragged is not None:
-                self._arrays[name] = read_only(ragged.padded())
-            else:
-                field_spec(field)
-                check_complete(name, self._columns[name])
-                combined = contiguous(self._columns[name])
-                self._columns[name] = pa.chunked_array([combined])
-                self._arrays[name] = to_numpy(name, combined)
-        return self._arrays[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from anyaccel.data.padding import padding_of
 from anyaccel.data.roles import listed
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ColumnError
-from anyaccel.host_memory import aligned_empty
+from anyaccel.host_memory import aligned_empty, usable_cores
 from anyaccel.segment import TensorSpec
 
 
@@ -270,7 +269,7 @@ def copy_joined(columns: Sequence[ChunkedColumn], out: np.ndarray) -> np.ndarray
         places = np.argsort(rows)
     columns = columns if places is None else _ascending(columns, places)
     # The first row of each thread, and the row after its last.
-    count = max(1, min(_THREADS, _usable_processors(), out.nbytes // _SHARE))
+    count = max(1, min(_THREADS, usable_cores(), out.nbytes // _SHARE))
     step = max(1, -(-len(out) // count))
     shares = [(start, min(start + step, len(out))) for start in range(0, max(len(out), 1), step)]
     if len(shares) == 1:
@@ -287,10 +286,6 @@ def copy_joined(columns: Sequence[ChunkedColumn], out: np.ndarray) -> np.ndarray
 def _with_errstate(errstate: Any, function: Callable[..., None], *arguments: Any) -> None:
     with np.errstate(**errstate):
         function(*arguments)
-
-
-def _usable_processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _copy(columns: Sequence[ChunkedColumn], places: np.ndarray | None, out: np.ndarray, start: int, stop: int) -> None:

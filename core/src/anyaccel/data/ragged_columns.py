@@ -12,8 +12,10 @@ from anyaccel.data.arrow_columns import (
     check_complete,
     column_spec,
     contiguous,
+    fixed_lists,
     is_list,
     is_numeric,
+    is_readable,
     missing_values,
     not_numbers,
     to_numpy,
@@ -114,19 +116,10 @@ def check_ragged(field: Any, column: Any) -> None:
     lists = contiguous(column)
     inner = lists.flatten()
     column_spec(name, inner.type)
-    if not is_complete(inner):
+    if not is_readable(pa.chunked_array([inner])):
         nulls = [any(value is None for value in row) for row in column.to_pylist()]
         raise missing_values(name, np.array(nulls))
     _check_longest(name, int(np.diff(lists.offsets.to_numpy()).max(initial=0)), padding)
-
-
-def is_complete(array: Any) -> bool:
-    """Whether an Arrow array has no nulls, neither whole samples nor values inside one."""
-    try:
-        check_complete("", pa.chunked_array([array]))
-    except ColumnError:
-        return False
-    return True
 
 
 def _check_longest(name: str, longest: int, padding: Padding) -> None:
@@ -147,7 +140,7 @@ def padded_table(table: Any, pads: dict[str, Pad]) -> Any:
         lists = contiguous(column)
         if is_numeric(lists.type) and column_spec(name, lists.type).shape:
             array = to_numpy(name, lists)
-            lists = _lists(array.reshape(-1, *array.shape[2:]), np.full(len(array), array.shape[1]))
+            lists = lists_of(array.reshape(-1, *array.shape[2:]), np.full(len(array), array.shape[1]))
         else:
             if not is_list(lists.type):
                 raise _not_lists(name, lists.type)
@@ -221,23 +214,13 @@ def list_column(name: str, rows: Any) -> Any:
         raise not_numbers(name, str(values.dtype))
     if values.dtype.kind == "f" and all(array.dtype.kind != "f" for array in filled):
         raise not_numbers(name, "integers that no single dtype holds")
-    return pa.chunked_array([_lists(values, np.array(lengths))])
+    return pa.chunked_array([lists_of(values, np.array(lengths))])
 
 
-def _lists(values: np.ndarray, lengths: np.ndarray) -> Any:
-    """An Arrow array of lists of that many of some values [total, *shape]."""
+def lists_of(values: np.ndarray, lengths: np.ndarray) -> Any:
+    """Return an Arrow array of lists of these lengths, [n], of values [total, *shape]."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return pa.LargeListArray.from_arrays(pa.array(offsets), _nested(values))
-
-
-def _nested(values: np.ndarray) -> Any:
-    """Return values [total, *shape] as an Arrow array of fixed-size lists, because Arrow cannot gather tensors in
-    lists.
-    """
-    array = pa.array(np.ascontiguousarray(values).reshape(-1))
-    for extent in reversed(values.shape[1:]):
-        array = pa.FixedSizeListArray.from_arrays(array, extent)
-    return array
+    return pa.LargeListArray.from_arrays(pa.array(offsets), fixed_lists(values))
 
 
 def _shown(arrays: list[np.ndarray]) -> str:
@@ -253,7 +236,7 @@ def cast_lists(field: Any, column: Any, dtype: Any) -> tuple[Any, Any]:
     """
     ragged, name = flat_column(field, column), field.name
     assert ragged is not None
-    values = _nested(cast_array(name, ragged.values, dtype))
+    values = fixed_lists(cast_array(name, ragged.values, dtype))
     offsets = np.append(ragged.starts, ragged.starts[-1] + ragged.lengths[-1])
     lists = pa.LargeListArray.from_arrays(pa.array(offsets), values)
     value = cast_array(name, np.array([ragged.padding.value]), dtype)[0].item()

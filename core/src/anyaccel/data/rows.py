@@ -137,3 +137,9 @@ class Rows(WithRoles, ABC):
             SplitError: positions that are empty, not integers, or out of range.
         """
         return self.view().take(positions, name=name)
+
+
+def values_of(rows: Rows, name: str) -> np.ndarray:
+    """Return the values of a column: [n, *shape], or those of all rows in sequence if these differ in length."""
+    ragged = rows.ragged_column(name)
+    return rows.array(name) if ragged is None else ragged.values

@@ -24,7 +24,7 @@ from anyaccel.errors import ArgumentError, ConfigError, DataError, NaNWarning, R
 from anyaccel.experiment import Experiment
 from anyaccel.extensions import extensions
 from anyaccel.fitting import fitted_view
-from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO, accuracy, class_probabilities, r2
+from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO, accuracy, class_probabilities
 from anyaccel.fitting.table_columns import TableColumns
 from anyaccel.fitting.tables import (
     Columns,
@@ -34,13 +34,14 @@ from anyaccel.fitting.tables import (
     new_rows,
     readable,
     transformed_like,
-    treatment_in,
+    treatment_of,
 )
 from anyaccel.fitting.written_code import Recipe, code_of_fit
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.graph.graph import load_to_predict
 from anyaccel.graph.weight_loading import Change, Names
 from anyaccel.html import Markup, guarded, line, page
+from anyaccel.metrics.regression import r2
 from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.phases.step_checks import warn_of_probabilities
 from anyaccel.results import EvalResults, TrainResults
@@ -149,11 +150,11 @@ class FittedModel(AttributeHints):
         Raises:
             ResultError: The model takes the columns as plain numbers.
         """
-        treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
-        if not treatments:
+        treatment = treatment_of(self._data)
+        if treatment is None:
             problem = f"the columns {listed(self._columns)} were not treated: the model uses them unchanged"
             raise ResultError(problem, hint="see graph for the data, and fit(..., preprocess=) for treatments")
-        return TableColumns(treatments[-1].columns)
+        return TableColumns(treatment.columns)
 
     @property
     def phase(self) -> TrainPhase:
@@ -197,11 +198,10 @@ class FittedModel(AttributeHints):
         Raises:
             ResultError: The model was saved before it was trained.
         """
-        plan = self.results.plan
-        treatments = [made for made in map(treatment_in, self._data.transforms) if made is not None]
-        if plan is None or not treatments:
+        plan, treatment = self.results.plan, treatment_of(self._data)
+        if plan is None or treatment is None:
             return plan
-        made = (f"column {column.name!r}: {column.kind}, {column.treatment}" for column in treatments[-1].columns)
+        made = (f"column {column.name!r}: {column.kind}, {column.treatment}" for column in treatment.columns)
         return replace(plan, notes=(*plan.notes, *made))
 
     def plot(self, *figures: str, ax: Any = None) -> Any:
@@ -300,7 +300,7 @@ class FittedModel(AttributeHints):
         columns = [view.array(name).reshape(len(view), -1) for name in targets]
         joined = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
         actual = self._named_classes(joined.reshape(predicted.shape), targets)
-        return accuracy(actual, predicted) if is_classes else r2(actual, predicted)
+        return accuracy(actual, predicted) if is_classes else float(r2(predicted, actual))
 
     def _only_classes(self, what: str) -> tuple[Loss, Sequence[str]]:
         """Return the loss and the targets of a model whose only output is classes."""
@@ -347,8 +347,8 @@ class FittedModel(AttributeHints):
             metrics = load_setting(SETTINGS, "fit.preprocess").metrics_in_units(metrics, self._data)
         return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=metrics, losses=losses))
 
-    def _run(self, phase: EvalPhase) -> EvalResults:
-        quiet = Experiment(self.experiment.label, self.graph, progress="none")
+    def _run(self, phase: EvalPhase, graph: ModelGraph | None = None) -> EvalResults:
+        quiet = Experiment(self.experiment.label, graph or self.graph, progress="none")
         results: EvalResults = quiet.run_phase(phase)
         return results
 
@@ -390,7 +390,7 @@ class FittedModel(AttributeHints):
         if loss is not None and name == CLASSES and values.ndim > 1:
             self._warn_of_probabilities(values, loss)
             values = values.argmax(axis=loss.kwargs.get("class_axis", -1))
-            if any("float" in self._data.spec(target).dtype for target in targets):  # one number per class
+            if self._are_floats(targets):  # one number per class
                 return values
         elif name == YES_OR_NO:
             values = (values > 0).astype(np.int64)

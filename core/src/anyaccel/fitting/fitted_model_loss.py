@@ -57,8 +57,6 @@ class FittedModelLoss(FittedModel):
         roles |= {name: {"role": "target"} for name in inputs.labels.values()}
         super().__init__(experiment, None, roles, phase=phase)
         self._rules, self.inputs = rules, inputs
-        (self._node,) = self.graph.output_nodes
-        ((_, self._data),) = self.graph.feature_sets.items()
 
     @property
     def model(self) -> Any:
@@ -137,7 +135,7 @@ class FittedModelLoss(FittedModel):
         self._rules.check_prediction()
         rows, references, _ = rows_for(self._rules, self.inputs, self._chosen(data), self._node, with_labels=False)
         graph = ModelGraph([ModelNode(self._node, self.model, references)])
-        results = self._run_on(graph, EvalPhase("predict", data=self._data_of(rows), outputs=self._node))
+        results = self._run(EvalPhase("predict", data=self._data_of(rows), outputs=self._node), graph)
         values = self._rules.outputs(results, graph.shapes.outputs[self._node])
         values = _without_padding(values, rows)
         return values if outputs else self._rules.decoded(values)
@@ -159,7 +157,7 @@ class FittedModelLoss(FittedModel):
         rows, references, loss = rows_for(self._rules, self.inputs, self._chosen(data), self._node, with_labels=True)
         graph = ModelGraph([ModelNode(self._node, self.model, references)])
         phase = EvalPhase("evaluate", data=self._data_of(rows), metrics=metrics, losses=[loss])
-        return self._run_on(graph, phase)
+        return self._run(phase, graph)
 
     def _chosen(self, data: Any) -> Any:
         """Return the rows of a split by its name; anything else unchanged."""
@@ -177,10 +175,6 @@ class FittedModelLoss(FittedModel):
     @staticmethod
     def _data_of(rows: Any) -> Any:
         return "all" if isinstance(rows, FeatureSet) else rows
-
-    def _run_on(self, graph: ModelGraph, phase: EvalPhase) -> EvalResults:
-        results: EvalResults = Experiment(self.experiment.label, graph, progress="none").run_phase(phase)
-        return results
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model, all that predictions need, and the results of the training into a folder for `load`.

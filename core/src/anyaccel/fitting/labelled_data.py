@@ -15,10 +15,10 @@ import pyarrow.parquet
 
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, IterableSource, MapSource, Pad, Reference, Source
-from anyaccel.data.arrow_columns import is_list, is_numeric, list_leaf, to_numpy
+from anyaccel.data.arrow_columns import fixed_lists, is_list, is_numeric, list_leaf, to_numpy
 from anyaccel.data.padding import padding_of
+from anyaccel.data.ragged_columns import lists_of
 from anyaccel.data.readers.array_conversion import tag_column
-from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.dataframes import table_from_arrow
 from anyaccel.data.readers.file_discovery import check_there
 from anyaccel.data.readers.hf_datasets import arrow_table, computes_rows, has_table
@@ -28,7 +28,7 @@ from anyaccel.data.streaming.to_numpy import is_tensor, number_array
 from anyaccel.errors import ColumnError, DataError, PhaseError, SourceError
 from anyaccel.fitting import tables
 from anyaccel.fitting.model_loss import ModelLoss, are_dicts, dicts_for_rows
-from anyaccel.fitting.tables import LABEL, VALIDATION, chosen_splits, is_table, readable
+from anyaccel.fitting.tables import LABEL, TEXT_SUFFIXES, VALIDATION, chosen_splits, is_table, readable, text_table
 from anyaccel.fitting.wiring import Features
 from anyaccel.graph import AppliedLoss
 
@@ -388,10 +388,7 @@ def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
         check_there(LABEL, str(path))
-        if path.suffix.lower() in (".csv", ".tsv", ".txt"):
-            data = table_from_csv(LABEL, path, "\t" if path.suffix.lower() == ".tsv" else ",")
-        else:
-            data = pa.parquet.read_table(path)
+        data = text_table(path) if path.suffix.lower() in TEXT_SUFFIXES else pa.parquet.read_table(path)
     elif has_table(data):
         data = arrow_table(LABEL, data)
     is_columns = isinstance(data, Mapping) or hasattr(data, "iloc")
@@ -504,13 +501,7 @@ def _flat(column: Any) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _as_lists(values: np.ndarray, lengths: np.ndarray | None) -> Any:
-    array = pa.array(values.reshape(-1))
-    if lengths is not None:
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return pa.LargeListArray.from_arrays(pa.array(offsets), array)
-    for extent in reversed(values.shape[1:]):
-        array = pa.FixedSizeListArray.from_arrays(array, extent)
-    return array
+    return fixed_lists(values) if lengths is None else lists_of(values.reshape(-1), lengths)
 
 
 def _values(data: FeatureSet, name: str) -> Any:

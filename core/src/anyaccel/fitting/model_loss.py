@@ -17,6 +17,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet
 from anyaccel.data.roles import Names, listed, names_of
+from anyaccel.data.rows import values_of
 from anyaccel.distributions import MODEL_LIBRARIES, load
 from anyaccel.errors import AnyaccelError, ColumnError, DataError, PhaseError
 from anyaccel.printable import printable
@@ -234,15 +235,21 @@ def model_loss(model: Any) -> ModelLoss | None:
     return rules  # type: ignore[no-any-return]
 
 
+def _rules_of_library(model: Any) -> ModelLoss | None:
+    """Return the rules of a model that computes its own loss, if its library has any."""
+    _, library = library_of(model)
+    rules: ModelLoss | None = None if library is None else library(model)
+    return rules if rules is not None and rules.labels else None
+
+
 def refuse_other_loss(model: Any, loss: Any, target: Names) -> None:
     """Refuse a named loss over an input of a model that computes its own loss, as language models do.
 
     Raises:
         PhaseError: The target is an input of such a model.
     """
-    _, library = library_of(model)
-    rules = None if library is None else library(model)
-    inputs = () if rules is None or not rules.labels else {*rules.arguments} - {*rules.labels}
+    rules = _rules_of_library(model)
+    inputs = () if rules is None else {*rules.arguments} - {*rules.labels}
     wrong = next((name for name in names_of(target) if name in inputs), None)
     if rules is not None and wrong is not None:
         problem = f"{rules.name} computes its own loss, also over its input {wrong!r}, and fit has loss={shown(loss)}"
@@ -251,14 +258,13 @@ def refuse_other_loss(model: Any, loss: Any, target: Names) -> None:
 
 def warn_of_copied_labels(model: Any, loss: Any, data: FeatureSet) -> None:
     """Warn of a named loss whose targets are a copy of an input of a model that computes its own loss."""
-    _, library = library_of(model)
-    rules = None if library is None else library(model)
-    if rules is None or not rules.labels:
+    rules = _rules_of_library(model)
+    if rules is None:
         return
     for target in data.targets:
-        labels = _values(data, target)
+        labels = values_of(data, target)
         for name in data.features:
-            values = _values(data, name)
+            values = values_of(data, name)
             if values.shape == labels.shape and np.array_equal(values, labels):
                 problem = (
                     f"the target {target!r} equals the input {name!r}, so with loss={shown(loss)} the model learns to "
@@ -268,20 +274,14 @@ def warn_of_copied_labels(model: Any, loss: Any, data: FeatureSet) -> None:
                 warnings.warn(printable(f"{problem} Hint: {hint}"), UserWarning, stacklevel=user_level())
 
 
-def _values(data: FeatureSet, name: str) -> np.ndarray:
-    ragged = data.ragged_column(name)
-    return data.array(name) if ragged is None else ragged.values
-
-
 @contextmanager
 def hint_at_own_loss(model: Any, loss: Any, *errors: type[AnyaccelError]) -> Iterator[None]:
     """Add to an error of these types that a model computes its own loss, if `fit` was given another."""
     try:
         yield
     except errors as error:
-        _, library = (None, None) if loss is None else library_of(model)
-        rules = None if library is None else library(model)
-        if rules is None or not rules.labels:
+        rules = None if loss is None else _rules_of_library(model)
+        if rules is None:
             raise
         hint = f"{error.hint}; or leave loss= out: {rules.name} computes its own loss".removeprefix("; or ")
         raise type(error)(error.problem, available=error.available, hint=hint) from error.__cause__

@@ -42,19 +42,6 @@ def class_probabilities(outputs: np.ndarray, loss: Loss) -> np.ndarray:
     return np.asarray(yes)
 
 
-def r2(targets: np.ndarray, predicted: np.ndarray) -> float:
-    """Return the fraction of the variance that is explained, as scikit-learn's `r2_score`; the mean over the targets.
-
-    A target that is constant in all rows scores 1 if it is predicted exactly, and 0 otherwise.
-    """
-    targets, predicted = (np.asarray(values, np.float64).reshape(len(values), -1) for values in (targets, predicted))
-    residual = ((targets - predicted) ** 2).sum(axis=0)
-    total = ((targets - targets.mean(axis=0)) ** 2).sum(axis=0)
-    scores = 1.0 - residual / np.where(total > 0, total, 1.0)
-    scores = np.where(total > 0, scores, np.where(residual > 0, 0.0, 1.0))
-    return float(scores.mean())
-
-
 def accuracy(targets: Any, predicted: Any) -> float:
     """Return the fraction of rows whose predictions all equal the targets."""
     is_equal = np.asarray(targets) == np.asarray(predicted)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from anyaccel.data.roles import listed, no_column
 from anyaccel.html import guarded, page, row, table
 from anyaccel.printable import printable
+from anyaccel.results.formatting import text_table
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,7 @@ class TableColumns(Sequence[TableColumn]):
         raise no_column("columns", key, [column.name for column in self._columns])
 
     def __repr__(self) -> str:
-        lines = [_HEAD, *map(_cells, self._columns)]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(_HEAD))]
-        texts = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-        return printable("\n".join(text.rstrip() for text in texts))
+        return printable(text_table(_HEAD, map(_cells, self._columns)))
 
     def _repr_html_(self) -> str:
         rows = [row(_cells(column)) for column in self._columns]

@@ -233,6 +233,14 @@ def _kind(value: Any) -> str:
     return "text" if isinstance(value, str) else ""
 
 
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
+
+
+def text_table(path: Path) -> Any:
+    """Return the Arrow table of a file of text: columns between tabs in `.tsv`, otherwise between commas."""
+    return table_from_csv(LABEL, path, "\t" if path.suffix.lower() == ".tsv" else ",")
+
+
 def _is_parquet(path: Any) -> bool:
     return Path(path).expanduser().is_dir() or Path(path).suffix.lower() in SUFFIXES
 
@@ -240,19 +248,17 @@ def _is_parquet(path: Any) -> bool:
 def _table(data: Any, names: RoleNames) -> Any:
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
-        if path.suffix.lower() in ("", *SUFFIXES, ".csv", ".tsv", ".txt"):
+        if path.suffix.lower() in ("", *SUFFIXES, *TEXT_SUFFIXES):
             check_there(LABEL, os.path.expanduser(data))  # noqa: PTH111  (a Path would change a URL)
         if _is_parquet(path):
             return parquet.table_from_parquet(LABEL, path, names)
-        if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
+        if path.suffix.lower() not in TEXT_SUFFIXES:
             raise DataError(
                 f"{str(data)!r} is not a table that can be read",
                 available=".csv, .tsv, .parquet, or a folder of Parquet files",
                 hint=f"give the frame of pandas.{_pandas_reader(path)}({str(data)!r})",
             )
-        return dataframes.table_from_arrow(
-            LABEL, table_from_csv(LABEL, path, "\t" if path.suffix.lower() == ".tsv" else ","), names
-        )
+        return dataframes.table_from_arrow(LABEL, text_table(path), names)
     if isinstance(data, Mapping):
         return dataframes.table_from_dict(LABEL, data, names)
     if has_table(data):
@@ -349,8 +355,8 @@ def column_names(data: Any) -> list[str] | None:
     """Return the column names of a table; None if they are unknown until the table is read."""
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
-        if path.suffix.lower() in (".csv", ".tsv", ".txt"):
-            return list(table_from_csv(LABEL, path, "\t" if path.suffix.lower() == ".tsv" else ",").column_names)
+        if path.suffix.lower() in TEXT_SUFFIXES:
+            return list(text_table(path).column_names)
         return parquet.names_of_columns(LABEL, path)
     names = data if isinstance(data, Mapping) else getattr(data, "column_names", getattr(data, "columns", None))
     is_names = isinstance(names, Iterable) and all(isinstance(name, str) for name in names)
@@ -407,9 +413,15 @@ def treatment_in(fitted: FittedTransform) -> Any:
     return fitted.transform if hasattr(fitted.transform, "transform_table") else None
 
 
+def treatment_of(data: Any) -> Any:
+    """Return the last treatment of a table among the transforms of data; None if their features were not built so."""
+    made = (treatment_in(fitted) for fitted in reversed(getattr(data, "transforms", ())))
+    return next((treatment for treatment in made if treatment is not None), None)
+
+
 def is_treated(data: Any) -> bool:
     """Return whether the features of data were built from a table."""
-    return any(treatment_in(fitted) is not None for fitted in getattr(data, "transforms", ()))
+    return treatment_of(data) is not None
 
 
 def _sources(data: FeatureSet, names: Sequence[str]) -> list[str]:
@@ -847,7 +859,7 @@ def _widths(data: FeatureSet, loss_of: LossOf) -> Widths:
         loss, spec = loss_of(name), data.spec(name)
         is_classes = loss is not None and takes_classes(loss) and "float" not in spec.dtype
         n_outputs += int(data.array(name).max()) + 1 if is_classes else math.prod(spec.shape)
-    treatment = next((made for made in map(treatment_in, reversed(data.transforms)) if made is not None), None)
+    treatment = treatment_of(data)
     if treatment is None:
         return Widths(n_features, n_outputs, n_features)
     return Widths(n_features, n_outputs, n_features - len(treatment.cardinalities), treatment.cardinalities)

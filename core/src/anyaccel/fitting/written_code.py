@@ -17,7 +17,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.data import FeatureSet, FeatureSetView, Reference, SimpleSampler, Source
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.errors import AnyaccelError
-from anyaccel.fitting.tables import TRAIN, VALIDATION, is_pair, is_treated
+from anyaccel.fitting.tables import TEXT_SUFFIXES, TRAIN, VALIDATION, is_pair, is_treated
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.phases import Checkpoint, EarlyStopping, EvalPhase, TrainPhase
@@ -120,7 +120,7 @@ def _reader(variable: str, data: Any, roles: Mapping[str, Any]) -> str:
     columns = _keywords(roles)
     if isinstance(data, (str, os.PathLike)):
         suffix = Path(data).suffix.lower()
-        if suffix in (".csv", ".tsv", ".txt"):
+        if suffix in TEXT_SUFFIXES:
             delimiter = ", delimiter='\\t'" if suffix == ".tsv" else ""
             return f"aa.FeatureSet.from_csv('data', {variable}, {columns}{delimiter})"
         return f"aa.FeatureSet.from_parquet('data', {variable}, {columns})"

@@ -113,11 +113,20 @@ class Metric:
         if type(class_axis) is not int or class_axis == 0:
             problem = f"Metric: class_axis={shown(class_axis)} is not a valid axis: axis 0 is the batch"
             raise SpecError(problem, hint="write class_axis=1")
-        call = metric.measure if metric else call_of(measure)
-        assign_fields(self, measure=metric.measure if metric else measure, on=on, targets=targets)
-        assign_fields(self, label=label or (measure if isinstance(measure, str) else label_of(measure)))
-        assign_fields(self, from_logits=from_logits, ignore_index=ignore_index, mask=mask, class_axis=class_axis)
-        assign_fields(self, _name=name, _of_classes=metric is not None and metric.of_classes, _call=call)
+        assign_fields(
+            self,
+            measure=metric.measure if metric else measure,
+            on=on,
+            targets=targets,
+            label=label or (measure if isinstance(measure, str) else label_of(measure)),
+            from_logits=from_logits,
+            ignore_index=ignore_index,
+            mask=mask,
+            class_axis=class_axis,
+            _name=name,
+            _of_classes=metric is not None and metric.of_classes,
+            _call=metric.measure if metric else call_of(measure),
+        )
 
     @property
     def name(self) -> str | None:

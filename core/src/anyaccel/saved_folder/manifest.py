@@ -103,13 +103,6 @@ def load(storage: Storage) -> dict[str, Any]:
         return _load(storage, PREVIOUS)
 
 
-def is_as_written(storage: Storage) -> bool:
-    """Whether the text of a valid manifest equals the output of `encode`, to the byte: blanks have no checksum."""
-    with storage.open(MANIFEST) as stream:
-        text = stream.read()
-    return text == json.dumps(strict_json.parse(text), indent=1, allow_nan=False).encode()
-
-
 def is_newer(storage: Storage) -> bool:
     """Whether the manifest of a folder was written by a version that this one cannot read."""
     try:

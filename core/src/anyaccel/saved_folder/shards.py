@@ -96,24 +96,6 @@ def index_text(files: Sequence[ArraysFile], arrays: Mapping[str, np.ndarray]) ->
     return json.dumps(index, indent=1).encode()
 
 
-def is_index_of(storage: Storage, files: Sequence[ArraysFile], arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether a folder has the index of its files with a state, to the byte; schema version 1 has no index.
-
-    Args:
-        storage: The folder.
-        files: The files that its manifest names.
-        arrays: The arrays of the state.
-    """
-    state_files = [file for file in files if file.group == "state"]
-    if any(file.digests is None for file in state_files):
-        return True
-    size = storage.size(INDEX)
-    if size is None:
-        return False
-    with storage.open(INDEX) as stream:
-        return stream.read(size) == index_text(state_files, arrays)
-
-
 def has_foreign_index(storage: Storage) -> bool:
     """Whether a folder has an index that something else wrote."""
     size = storage.size(INDEX)

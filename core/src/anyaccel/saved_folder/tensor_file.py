@@ -205,12 +205,16 @@ def _sha256(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()
 
 
-def _read_all(stream: IO[bytes], into: memoryview) -> None:
+def _read_all(stream: IO[bytes], into: memoryview, *, is_checked: bool = False) -> int:
+    """Fill memory piece by piece, and return the CRC-32 if it is checked."""
+    crc = 0
     while into:
         count = stream.readinto(into[:_PIECE])  # type: ignore[attr-defined]
         if not count:
             raise StateError("it is truncated")
+        crc = crc32(into[:count], crc) if is_checked else 0
         into = into[count:]
+    return crc
 
 
 def _read_header(stream: IO[bytes], size: int) -> bytes:
@@ -256,15 +260,9 @@ def _is_size(value: Any) -> bool:
 
 
 def _read_array(stream: IO[bytes], slot: _Slot, *, is_checked: bool) -> tuple[np.ndarray, int]:
-    """Return the next array of a file, read piece by piece, and its CRC-32 if it is checked."""
-    array, crc = _empty(slot), 0
-    into = array.reshape(-1).view(np.uint8).data
-    while into:
-        count = stream.readinto(into[:_PIECE])  # type: ignore[attr-defined]
-        if not count:
-            raise StateError("it is truncated")
-        crc = crc32(into[:count], crc) if is_checked else 0
-        into = into[count:]
+    """Return the next array of a file, and its CRC-32 if it is checked."""
+    array = _empty(slot)
+    crc = _read_all(stream, array.reshape(-1).view(np.uint8).data, is_checked=is_checked)
     array.setflags(write=False)
     return array, crc
 

@@ -46,6 +46,8 @@ class Source(WithRoles, ABC):
 
     pads: dict[str, Pad]
     """How columns are padded whose rows differ in length, by name."""
+    left_out: tuple[str, ...] = ()
+    """Names of columns that its batches or rows may have after the others, such as targets in predictions."""
     repeats: bool = False
     """Whether an epoch gives the same rows in the same order every time it is read."""
     passes_thread_rng: bool | None = None

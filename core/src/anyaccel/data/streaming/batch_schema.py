@@ -25,12 +25,7 @@ class BatchSchema:
     Args:
         roles: Role of each column, by name.
         pads: How to pad columns whose batches differ in length.
-
-    Attributes:
-        extra: Names of columns that a batch may have after the others; they are left out.
     """
-
-    extra: tuple[str, ...] = ()
 
     def __init__(self, roles: Mapping[str, str], pads: Mapping[str, Pad] | None = None) -> None:
         self._roles = roles
@@ -38,13 +33,15 @@ class BatchSchema:
         self._keys: frozenset[str] | None = None
         self._specs: dict[str, RowSpec] = {}
 
-    def convert(self, position: object, batch: object) -> dict[str, np.ndarray]:
+    def convert(self, position: object, batch: object, extra: Sequence[str] = ()) -> dict[str, np.ndarray]:
         """Return a batch as arrays by column name; the first batch sets the schema of the others.
+
+        A batch may have the columns `extra` after the others; they are left out.
 
         Raises:
             SourceError: columns that are missing, new, without rows, of unequal length, or of another shape or dtype.
         """
-        parts = batch_parts(position, batch, list(self._roles), self.extra)
+        parts = batch_parts(position, batch, list(self._roles), extra)
         if self._keys is None:
             self._keys = parts.keys
         new = sorted(parts.keys - self._keys)

@@ -4,7 +4,6 @@ dropped.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import SourceError
+from anyaccel.host_memory import usable_cores
 from anyaccel.registry import registry
 
 MOST_WORKERS = 8
@@ -48,13 +48,6 @@ def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
             problem = f"suggested_num_workers: {name} must be a whole number of 1 or more, got {shown(count)}"
             raise SourceError(problem, hint=f"write {name}=1")
     return 0 if cores == 1 else max(1, min((cores - 1) // devices, MOST_WORKERS))
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use, without a container's limit on processor time."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def workers_of(source: Any) -> int:

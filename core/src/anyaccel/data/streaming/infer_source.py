@@ -54,13 +54,13 @@ def as_source(label: str, given: Any, like: Rows, *, with_target: bool = True) -
         pads = {name: replace(pad, mask=None) for name, pad in pads_of(like).items()}
         pads = {name: pad for name, pad in pads.items() if name in (*like.features, *target)}
         stream = IterableSource(label, given, features=like.features, target=target, pad=pads)
-        stream.leave_out(left_out)
+        stream.left_out = left_out
         return stream
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         features, pads = _without_masks(like)
         pads = {name: pad for name, pad in pads.items() if name in (*features, *target)}
         source = MapSource(label, given, features=features, target=target, pad=pads)
-        source.leave_out(left_out)
+        source.left_out = left_out
         return source
     return None
 

@@ -7,7 +7,7 @@ import itertools
 import operator
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
@@ -125,10 +125,6 @@ class IterableSource(BatchSource):
         self._random_states = RandomStates(source)
         self.once = self._factory.once
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Accept batches that also have these columns, after the others, such as targets in predictions."""
-        self._schema.extra = tuple(names)
-
     @property
     def steps(self) -> int | None:
         """Number of batches in an epoch: as given, or as the source reports; None if unknown."""
@@ -223,7 +219,7 @@ class IterableSource(BatchSource):
                         return
                     if promised is not None and number >= promised:
                         raise self._wrong_count(epoch, f"more than the {promised} batches")
-                    columns = self._schema.convert(position, batch)
+                    columns = self._schema.convert(position, batch, self.left_out)
                     del batch
                     self._keep_example(columns)
                     if first and workers_of(self._source) > 1 and number < 2:

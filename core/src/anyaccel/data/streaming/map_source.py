@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -122,10 +122,6 @@ class MapSource(Source):
         self._lock = threading.Lock()
         self._random_states = RandomStates((dataset, collate))
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Accept rows that also have these columns, after the others, such as targets in predictions."""
-        self._batches.extra = tuple(names)
-
     @property
     def rows(self) -> int:
         """Number of rows of the data set, counted when the source was created."""
@@ -171,9 +167,9 @@ class MapSource(Source):
     def _columns(self, numbers: list[int]) -> dict[str, Any]:
         """Return some rows by column name: arrays [n, *shape], or lists of arrays if rows differ in length."""
         items = zip(numbers, self._items(numbers), strict=True)
-        extra = self._batches.extra
         parts = [
-            batch_parts(_RowPosition(self._label, number), item, self._given, extra).values for number, item in items
+            batch_parts(_RowPosition(self._label, number), item, self._given, self.left_out).values
+            for number, item in items
         ]
         columns: dict[str, Any] = {}
         for name in self._given:
@@ -192,7 +188,7 @@ class MapSource(Source):
             raise
         except Exception as error:
             raise failed(f"{position} could not be collated", error) from error
-        columns = self._batches.convert(position, batch)
+        columns = self._batches.convert(position, batch, self.left_out)
         rows = len(next(iter(columns.values())))
         if rows != len(numbers):
             raise SourceError(

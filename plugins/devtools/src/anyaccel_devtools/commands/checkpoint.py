@@ -4,7 +4,8 @@ files; only `convert` needs a framework.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,7 +22,7 @@ from anyaccel.phases.checkpointing.position import PART, Position
 from anyaccel.phases.checkpointing.run_folder import LATEST, RunFolder
 from anyaccel.registry import registry
 from anyaccel.saved_folder import GROUP, INDEX, MANIFEST, Storage, is_saved, shards, storage_of, tensor_file
-from anyaccel.saved_folder.manifest import ArraysFile, arrays_files, is_as_written, load
+from anyaccel.saved_folder.manifest import ArraysFile, arrays_files, load
 
 _OWN = ("format", "schema_version", "written_by", "arrays")
 _POSITION = ("phase", "epoch", "step", "score", "stop_reason")
@@ -394,7 +395,9 @@ def _verify(storage: Storage) -> dict[str, Any]:
     n_arrays, size = 0, 0
     try:
         saved = read_saved(storage)
-        if not is_as_written(storage):
+        with storage.open(MANIFEST) as stream:
+            text = stream.read()
+        if text != json.dumps(json.loads(text), indent=1, allow_nan=False).encode():  # blanks have no checksum
             problems.append(f"{storage.file_name(MANIFEST)!r} differs from what was written: its blanks were changed")
         state_arrays: dict[str, np.ndarray] = {}
         run_arrays: dict[str, np.ndarray] = {}
@@ -406,7 +409,7 @@ def _verify(storage: Storage) -> dict[str, Any]:
                 (run_arrays if file.group == "run" else state_arrays).update(arrays)
             except AnyaccelError as error:
                 problems.append(error.problem)
-        if not problems and not shards.is_index_of(storage, saved.files, state_arrays):
+        if not problems and not _has_index(storage, saved.files, state_arrays):
             problems.append(f"{storage.file_name(INDEX)!r}, from which other tools read, differs from what was written")
         if PART in saved.manifest and not problems:
             Position.from_parts(saved.manifest[PART], run_arrays)
@@ -415,6 +418,18 @@ def _verify(storage: Storage) -> dict[str, Any]:
     except OSError as error:
         problems.append(f"{type(error).__name__}: {error}")
     return {"folder": storage.name, "arrays": n_arrays, "bytes": size, "problems": problems}
+
+
+def _has_index(storage: Storage, files: Sequence[ArraysFile], arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether a folder has the index of its files with a state, to the byte; schema version 1 has no index."""
+    state_files = [file for file in files if file.group == GROUP]
+    if any(file.digests is None for file in state_files):
+        return True
+    size = storage.size(INDEX)
+    if size is None:
+        return False
+    with storage.open(INDEX) as stream:
+        return stream.read(size) == shards.index_text(state_files, arrays)
 
 
 # -- convert: the weights as one file for other tools ------------------------------------------------------------------
