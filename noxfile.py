@@ -112,7 +112,7 @@ TESTED_WITH = {
     **dict.fromkeys(("torch", "jax", "tensorflow", "mps"), tuple(FEATURES)),
     "ray": ("torch", *FEATURES),
     "offload": ("torch", "jax", *FEATURES),
-    "tensorboard": ("sklearn",),
+    "tensorboard": ("distributed", "sklearn"),
     "transformers": ("torch", *FEATURES),
 }
 OF_NO_FRAMEWORK = (

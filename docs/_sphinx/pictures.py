@@ -67,7 +67,6 @@ def terminal(*parts: tuple[str, str]) -> str:
 FLOORS = (
     ("cli", "the command line"),
     ("fitting", "fit: one call on a table"),
-    ("own_loop", "Loop: a loop of your own"),
     ("experiment", "phases over one graph"),
     ("phases", "train, evaluate, fit: load, run, recover"),
     ("results", "tables and predictions"),

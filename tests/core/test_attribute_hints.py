@@ -42,7 +42,7 @@ def test_an_attribute_that_is_not_there_has_a_hint_if_one_is_known(name: str, me
     assert not hasattr(Box(), "open") and Box().lift() == 1
 
 
-@pytest.mark.parametrize("of", [aa.ModelGraph, aa.Experiment, aa.TrainPhase, aa.FeatureSet, aa.ModelNode, aa.Loop])
+@pytest.mark.parametrize("of", [aa.ModelGraph, aa.Experiment, aa.TrainPhase, aa.FeatureSet, aa.ModelNode])
 def test_a_name_has_one_hint(of: Any) -> None:
     names = [name for names in of.attribute_hints for name in names.split()]
     assert len(names) == len(set(names))

@@ -395,7 +395,7 @@ def test_transforms_say_what_is_not_installed() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_fit_says_what_text_and_scalers_need() -> None:
+def test_fit_says_what_text_scalers_weights_and_groups_need() -> None:
     x = np.ones((4, 2), "float32")
     for labels in (["a", "b"] * 2, [True, False] * 2):
         with pytest.raises(MissingDistributionError, match=rf"^fit\.class_labels {SKLEARN}"):
@@ -403,6 +403,10 @@ def test_fit_says_what_text_and_scalers_need() -> None:
     for scaler in ("standard", Halves()):
         with pytest.raises(MissingDistributionError, match=rf"^fit\.scaler {SKLEARN}"):
             aa.fit(aa.SequentialMLP(2), (x, x), loss="mse", scaler=scaler, progress="none")
+    settings = {"sample_weight": np.ones(4), "class_weights": "balanced", "group": "x", "stratify": True}
+    for name, value in settings.items():
+        with pytest.raises(MissingDistributionError, match=rf"^fit\.{name} {SKLEARN}"):
+            aa.fit(aa.SequentialMLP(2), (x, [0, 1] * 2), progress="none", **{name: value})  # type: ignore[arg-type]
     data = (np.ones((16, 2), "float32"), [0, 1] * 8)
     fitted = aa.fit(aa.SequentialMLP(2), data, loss="cross_entropy", validation=0.5, progress="none")
     assert fitted.predict(x).shape == (4,)

@@ -1,11 +1,11 @@
-"""What the environment says about the processes of one run."""
+"""What the environment says about the processes of one run; where they meet is in anyaccel-distributed."""
 
 from __future__ import annotations
 
 import pytest
 
 from anyaccel.errors import ConfigError
-from anyaccel.launched import Launched, first_host, host_names, is_main_process, launched
+from anyaccel.launched import Launched, is_main_process, launched
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 TORCHRUN = {**WHOLE, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
@@ -33,8 +33,8 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 
 def test_a_process_of_a_launcher_knows_its_rank() -> None:
-    assert launched(WHOLE) == Launched(rank=1, size=3, address="127.0.0.1", port=29500)
-    assert launched(TORCHRUN) == Launched(1, 3, 1, "127.0.0.1", 29500, local_size=3)
+    assert launched(WHOLE) == Launched(rank=1, size=3)
+    assert launched(TORCHRUN) == Launched(1, 3, 1, local_size=3)
 
 
 @pytest.mark.parametrize(
@@ -124,15 +124,6 @@ def test_places_on_a_machine_that_cannot_be_are_refused(given: dict[str, str], p
         launched({**TORCHRUN, **given})
 
 
-@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
-def test_processes_that_do_not_know_where_they_meet_are_refused(missing: str) -> None:
-    given = {name: value for name, value in WHOLE.items() if name != missing}
-    match = rf"has RANK=1 and WORLD_SIZE=3, but not {missing}, which say where .* set MASTER_ADDR"
-    with pytest.raises(ConfigError, match=match):
-        launched(given)
-    assert launched({**given, "WORLD_SIZE": "1", "RANK": "0"}) is None
-
-
 def test_a_single_process_is_on_its_own() -> None:
     assert launched({**WHOLE, "RANK": "0", "WORLD_SIZE": "1"}) is None
     assert launched({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
@@ -141,7 +132,7 @@ def test_a_single_process_is_on_its_own() -> None:
 def test_the_environment_of_this_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    assert launched() == Launched(1, 3, 1, "127.0.0.1", 29500, local_size=3)
+    assert launched() == Launched(1, 3, 1, local_size=3)
     assert not is_main_process()
     monkeypatch.setenv("RANK", "0")
     assert is_main_process()
@@ -163,30 +154,6 @@ def test_what_is_no_number_is_refused(name: str, text: str, others: dict[str, st
         launched({**others, name: text})
 
 
-@pytest.mark.parametrize("text", ["http", "-1", "0", "65536"])
-def test_what_is_no_port_is_refused(text: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"MASTER_PORT='{text}', which is not a port\. Available: 1 to 65535\. Hint: set"
-    ):
-        launched({**WHOLE, "MASTER_PORT": text})
-
-
-def test_a_step_of_slurm_meets_at_its_first_node_and_a_port_of_its_own() -> None:
-    place = launched(SLURM)
-    assert place is not None
-    assert (place.rank, place.size, place.local_rank, place.address) == (5, 8, 1, "gpu08")
-    assert 15_000 <= place.port < 30_000
-    others = [launched({**SLURM, name: "1"}) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
-    assert len({place.port, *(other.port for other in others if other is not None)}) == 3
-    alike = launched({**SLURM, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
-    assert alike is not None and (alike.address, alike.port) == (place.address, place.port)
-
-
-def test_what_a_job_script_sets_for_the_meeting_point_counts() -> None:
-    place = launched({**SLURM, "MASTER_ADDR": "gpu08-ib", "MASTER_PORT": "12345"})
-    assert place == Launched(5, 8, 1, "gpu08-ib", 12345)
-
-
 @pytest.mark.parametrize(("text", "size"), [("4(x2)", 4), ("8", 8), ("4,2", None), ("2(x3),1", None), ("", None)])
 def test_slurm_says_how_many_tasks_a_node_has_where_all_have_as_many(text: str, size: int | None) -> None:
     place = launched({**SLURM, "SLURM_STEP_TASKS_PER_NODE": text})
@@ -197,32 +164,6 @@ def test_a_batch_script_of_slurm_is_one_process() -> None:
     """It has SLURM_PROCID and SLURM_NTASKS, but is no step that srun made."""
     of_batch = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     assert launched({name: value for name, value in {**SLURM, **of_batch}.items() if "STEP" not in name}) is None
-
-
-def test_processes_of_mpirun_on_one_machine_need_no_address() -> None:
-    place = launched(OPEN_MPI)
-    assert place is not None
-    assert (place.rank, place.size, place.local_rank, place.address) == (1, 2, 1, "127.0.0.1")
-    assert 15_000 <= place.port < 30_000
-    assert launched(MPICH) == Launched(1, 2, 1, "127.0.0.1", 29500, local_size=2)
-
-
-@pytest.mark.parametrize("variables", [OPEN_MPI, MPICH])
-def test_mpirun_on_several_machines_needs_an_address(variables: dict[str, str]) -> None:
-    local = next(name for name in variables if "LOCAL_SIZE" in name or "LOCALNRANKS" in name)
-    several = {**variables, local: "1", local.replace("NRANKS", "RANKID").replace("SIZE", "RANK"): "0"}
-    with pytest.raises(ConfigError, match=r"_RANK=1 and .*_SIZE=2, but not MASTER_ADDR.*mpirun -x MASTER_ADDR=HOST"):
-        launched(several)
-    place = launched({**several, "MASTER_ADDR": "node0"})
-    assert place is not None and place.address == "node0"
-
-
-def test_mpirun_in_an_allocation_of_slurm_counts_and_meets_at_its_first_node() -> None:
-    """Open MPI starts a daemon on each node with srun: its variables are those of the daemons."""
-    alone = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    given = {**SLURM, **OPEN_MPI, **alone, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
-    place = launched(given)
-    assert place is not None and (place.rank, place.size, place.address) == (1, 2, "login")
 
 
 def test_torchrun_under_srun_counts() -> None:
@@ -252,30 +193,3 @@ def test_variables_of_a_script_that_agree_with_the_launcher_are_taken() -> None:
 def test_launchers_that_contradict_each_other_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=f"the launchers of this process contradict each other: {message}"):
         launched(given)
-
-
-def test_variables_that_are_exported_are_those_of_frameworks() -> None:
-    place, environment = launched(SLURM), dict(SLURM)
-    assert place is not None
-    place.export(environment)
-    assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_RANK"]) == ("5", "8", "1")
-    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("gpu08", str(place.port))
-    assert launched(environment) == place
-    given = dict(TORCHRUN)
-    place.export(given)
-    assert given == TORCHRUN
-
-
-@pytest.mark.parametrize(
-    ("hosts", "names"),
-    [
-        ("node1", ["node1"]),
-        ("a,b", ["a", "b"]),
-        ("gpu[08-10,3],login", ["gpu08", "gpu09", "gpu10", "gpu3", "login"]),
-        ("rack[1-2]n[1-2]-ib", ["rack1n1-ib", "rack1n2-ib", "rack2n1-ib", "rack2n2-ib"]),
-        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
-    ],
-)
-def test_a_host_list_is_expanded(hosts: str, names: list[str]) -> None:
-    assert list(host_names(hosts)) == names
-    assert first_host(hosts) == names[0]

@@ -527,7 +527,6 @@ UNCHECKED = {
     # called when a graph is planned
     *("Accelerator.at", "Accelerator.on_one_device", "Accelerator.refused", "Accelerator.requested_devices"),
     "hookimpl",  # of pluggy
-    *("Loop", *(f"Loop.{name}" for name in vars(aa.Loop) if name[0] != "_")),  # of a framework, whose plugin tests it
 }
 PROTOCOLS = {"mask", "read", "window", "apply", "build", "compute", "fit", "partial_fit", "restore", "read_settings"}
 PROTOCOLS |= {
@@ -540,7 +539,7 @@ PROTOCOLS |= {
     "phase_start",
     "before_placement",
     "phase_end",
-    *("held_states", "hold_again", "load_random_states", "loop_extensions", "check_monitors", "leave_out"),
+    *("held_states", "hold_again", "load_random_states", "loop_extensions", "check_monitors"),
     *(
         "draw",
         "execute",

@@ -12,7 +12,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.capability import Capability
 from anyaccel.errors import AnyaccelError
-from anyaccel.own_loop.processes import LoopProcesses
+from anyaccel_distributed.own_loop.processes import LoopProcesses
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -177,7 +177,7 @@ def test_settings(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Linear(2, 1)
     net.to(torch.bfloat16)
     assert loop_of(precision="bf16-mixed").prepare(net) is net
-    monkeypatch.setattr("anyaccel.own_loop.loop.imported_backends", two_backends)
+    monkeypatch.setattr("anyaccel_distributed.own_loop.loop.imported_backends", two_backends)
     with hint("name it: Loop(framework={})"):
         aa.Loop()
     assert aa.Loop(framework="torch").framework == "torch"
@@ -555,9 +555,9 @@ def test_checkpoints(hint: Any, tmp_path: Path) -> None:
     kept = Kept({"a": [1, "text", (np.ones(2),)]})
     loop.save(tmp_path / "c", extra={"kept": kept})
     assert kept.state_dict()["value"]["a"][1] == loop.load(tmp_path / "c")["kept"]["value"]["a"][1]
-    from anyaccel.own_loop.loop_folder import LoopFolder
-    from anyaccel.own_loop.processes import LoopProcesses
     from anyaccel.phases.process_group import SingleProcess
+    from anyaccel_distributed.own_loop.loop_folder import LoopFolder
+    from anyaccel_distributed.own_loop.processes import LoopProcesses
 
     folder = LoopFolder(tmp_path / "c", LoopProcesses(SingleProcess(), None, lambda seed: None))
     with hint("resume with Loop(framework={})"):

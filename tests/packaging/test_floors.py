@@ -48,7 +48,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("results",),
     ("phases",),
     ("experiment",),
-    ("own_loop",),
     ("fitting",),
     ("cli",),
     ("", "__main__"),

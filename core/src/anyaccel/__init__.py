@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
     from anyaccel.numpy_backend import TabularMLP as TabularMLP
     from anyaccel.numpy_backend import simulate as simulate
-    from anyaccel.own_loop import Loop as Loop
-    from anyaccel.own_loop import prepare as prepare
     from anyaccel.phases import Callback as Callback
     from anyaccel.phases import Checkpoint as Checkpoint
     from anyaccel.phases import EarlyStopping as EarlyStopping
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
     from anyaccel.phases import ReduceLROnPlateau as ReduceLROnPlateau
     from anyaccel.phases import TrainPhase as TrainPhase
     from anyaccel.phases import WeightAveraging as WeightAveraging
+    from anyaccel.phases.loading.device_loader import prepare as prepare
     from anyaccel.placement import best_device as best_device
     from anyaccel.placement import device_of as device_of
     from anyaccel.placement import devices as devices
@@ -89,6 +88,7 @@ if TYPE_CHECKING:
     from anyaccel_devtools.transfer_ledger import Ledger as Ledger
     from anyaccel_devtools.transfer_ledger import ledger as ledger
     from anyaccel_devtools.transfer_ledger import no_transfers as no_transfers
+    from anyaccel_distributed.own_loop import Loop as Loop
     from anyaccel_resources import DeviceRequest as DeviceRequest
     from anyaccel_resources import Inventory as Inventory
     from anyaccel_sklearn.cross_validation import cross_validate as cross_validate
@@ -117,9 +117,9 @@ _NAMES = {
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "metrics": "Metric",
-    "own_loop": "Loop prepare",
     "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FrameworkSettings Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",
+    "phases.loading.device_loader": "prepare",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "SequentialCNN SequentialMLP TabularMLP simulate",

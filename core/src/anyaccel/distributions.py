@@ -39,6 +39,7 @@ METRICS, MODEL_LIBRARIES = "anyaccel.named_metrics", "anyaccel.model_libraries"
 OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
         "anyaccel-devtools": "Ledger Profile find_learning_rate ledger no_transfers",
+        "anyaccel-distributed": "Loop",
         "anyaccel-resources": "DeviceRequest Inventory",
         "anyaccel-sklearn": (
             "Beyond Different Estimator FitPhase FitResults PairCondition PairSampler Same TripletSampler Where Within "
@@ -61,7 +62,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-resources": "plan.inventory",
         "anyaccel-sklearn": (
             "FeatureSet.fit_transform FeatureSet.group_by FeatureSet.stratify_by FeatureSet.transform_like "
-            "fit.class_labels fit.preprocess fit.scaler"
+            "fit.class_labels fit.class_weights fit.group fit.preprocess fit.sample_weight fit.scaler fit.stratify"
         ),
     },
     METRICS: {
@@ -86,6 +87,7 @@ MODULES: Mapping[str, str] = {
     "doctor": "anyaccel_devtools.doctor",
     "testing": "anyaccel_devtools.testing",
     "transfer_ledger": "anyaccel_devtools.transfer_ledger",
+    "own_loop": "anyaccel_distributed.own_loop",
     "planner": "anyaccel_offload.planner",
     "replicas": "anyaccel_distributed",
     "requests": "anyaccel_resources",

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from anyaccel.errors import ConfigError
 
 Environment = Mapping[str, str]
 
-DEFAULT_PORT = 29500
-"""Where a launcher names none, and has no number of the job to derive one from; that of torchrun."""
 _ALIKE = re.compile(r"([1-9]\d*)(?:\(x\d+\))?", re.ASCII)
-_FIRST_PORT, _N_PORTS = 15_000, 15_000  # below those that systems give to connections of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +49,20 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
 
     Those are RANK and WORLD_SIZE (torchrun, Ray, `anyaccel run`), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI), PMI_RANK
     and PMI_SIZE (MPICH, Intel MPI), and SLURM_PROCID and SLURM_STEP_NUM_TASKS (srun). If one launcher starts another,
-    the inner one counts: torchrun under srun, and mpirun in an allocation of Slurm. If MASTER_ADDR and MASTER_PORT are
-    not set, they are derived from the hosts and the number of the job.
+    the inner one counts: torchrun under srun, and mpirun in an allocation of Slurm. Where they meet is in the result of
+    `anyaccel_distributed.launched`.
 
     Returns:
         None if no launcher has set rank and size, or has started a single process.
 
     Raises:
         ConfigError: the variables contradict each other, are incomplete (WORLD_SIZE=2 without RANK, RANK without
-            WORLD_SIZE, LOCAL_RANK alone), or do not define where the processes meet.
+            WORLD_SIZE, LOCAL_RANK alone).
     """
     variables_of_process = os.environ if environment is None else environment
     if not any(name in variables_of_process for name in _NAMES):  # no launcher at all
         return None
-    variables = _innermost(variables_of_process)
+    variables = innermost(variables_of_process)
     check_partial(variables_of_process, variables)
     if variables is None:
         return None
@@ -74,8 +70,7 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
     if size == 1:
         return None
     local = _local_place(variables_of_process, variables, size)
-    address, port = _meeting_point(variables_of_process, variables, size)
-    return Launched(rank, size, local[0], address, port, local[1])
+    return Launched(rank, size, local[0], local_size=local[1])
 
 
 def is_main_process() -> bool:
@@ -132,7 +127,7 @@ _NAMES = [
 ]
 
 
-def _innermost(environment: Mapping[str, str]) -> Variables | None:
+def innermost(environment: Mapping[str, str]) -> Variables | None:
     """Return the launcher that started this process itself."""
     mpi = [variable for variable in _MPI if is_set(environment, variable)]
     if not is_set(environment, TORCHRUN):
@@ -171,19 +166,6 @@ def _local_place(environment: Mapping[str, str], variables: Variables, size: int
         f"the variables of {variables.launcher} contradict each other, {problem}: {shown}",
         available=available,
         hint="start all processes with one launcher, and unset the variables of other launchers",
-    )
-
-
-def _meeting_point(environment: Mapping[str, str], variables: Variables, size: int) -> tuple[str, int]:
-    address, port = address_of(environment, variables, size), port_of(environment, variables)
-    if address is not None and port is not None:
-        return address, port
-    missing = [name for name, value in {"MASTER_ADDR": address, "MASTER_PORT": port}.items() if value is None]
-    place = f"{variables.rank}={environment[variables.rank]} and {variables.size}={size}"
-    raise ConfigError(
-        f"the environment has {place}, but not {' and '.join(missing)}, which say where the processes meet",
-        hint="set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, the same in all "
-        "processes (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset the first two for a single process",
     )
 
 
@@ -292,92 +274,3 @@ def local_size(environment: Environment, variables: Variables) -> int | None:
         return int(match[1]) if match is not None else None
     name = next((name for name in variables.local_size if environment.get(name)), None)
     return None if name is None else number(environment, name)
-
-
-def address_of(environment: Environment, variables: Variables, size: int) -> str | None:
-    """Return the host of the first process: MASTER_ADDR, or from the launcher's hosts; None if unknown."""
-    host = environment.get("MASTER_ADDR")
-    if host:
-        return host
-    # mpirun inside an allocation of Slurm has the hosts of the job; a step has its own
-    names = ("SLURM_STEP_NODELIST",) if variables is SLURM else ()
-    hosts = next((environment[name] for name in (*names, "SLURM_JOB_NODELIST") if environment.get(name)), None)
-    if hosts:
-        return first_host(hosts)
-    return "127.0.0.1" if local_size(environment, variables) == size else None
-
-
-def port_of(environment: Environment, variables: Variables) -> int | None:
-    """Return the port of the first process: MASTER_PORT, or one from the number of the job, the same in all processes
-    its processes.
-    """
-    if environment.get("MASTER_PORT"):
-        text = environment["MASTER_PORT"]
-        if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
-            raise ConfigError(
-                f"the environment has MASTER_PORT={text!r}, which is not a port",
-                available="1 to 65535",
-                hint="set it to a free port of the first process, the same in all processes, such as MASTER_PORT=29500",
-            )
-        return int(text)
-    if variables is TORCHRUN:
-        return None
-    job = _job_of(environment, variables)
-    return DEFAULT_PORT if job is None else _FIRST_PORT + zlib.crc32(job.encode()) % _N_PORTS
-
-
-def _job_of(environment: Environment, variables: Variables) -> str | None:
-    """Return an identifier of the job, which is equal in its processes and differs from other jobs at the same time."""
-    if variables is SLURM:
-        return f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
-    if variables is OPEN_MPI:
-        names = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "OMPI_MCA_ess_base_jobid")
-        return next((environment[name] for name in names if environment.get(name)), None)
-    return environment.get("SLURM_JOB_ID")
-
-
-# -- host list: the names in a list of nodes as Slurm writes it, such as `gpu[01-03,7],login` --------------------------
-
-
-_PART = re.compile(r"([^\[\],]*)(?:\[([^\]]*)\])?")
-
-
-def first_host(hosts: str) -> str:
-    """Return the first name of a list; the text itself if it is not a list."""
-    return next(host_names(hosts), hosts)
-
-
-def host_names(hosts: str) -> Iterator[str]:
-    """Every name of a list, in its order; numbers keep their leading zeros."""
-    for entry in _entries(hosts):
-        yield from _expanded(entry)
-
-
-def _entries(hosts: str) -> Iterator[str]:
-    """Yield the parts between commas that are not in brackets."""
-    depth, begin = 0, 0
-    for at, letter in enumerate(hosts + ","):
-        depth += {"[": 1, "]": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            yield hosts[begin:at].strip()
-            begin = at + 1
-
-
-def _expanded(entry: str) -> Iterator[str]:
-    """Yield the names of one part, which may have several brackets: `rack[1-2]node[1-4]`."""
-    match = _PART.match(entry)
-    if not entry or match is None or not match[0]:
-        return
-    prefix, ranges, rest = match[1], match[2], entry[match.end() :]
-    middles = [""] if ranges is None else list(_numbers(ranges))
-    tails = list(_expanded(rest)) if rest else [""]
-    yield from (f"{prefix}{middle}{tail}" for middle in middles for tail in tails)
-
-
-def _numbers(ranges: str) -> Iterator[str]:
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        if not last:
-            yield first
-            continue
-        yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from anyaccel.errors import ConfigError, FrameworkError
-from anyaccel.own_loop import Loop
 from anyaccel_distributed import spawn
+from anyaccel_distributed.own_loop import Loop
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from anyaccel.own_loop.loop import Tracking
+from anyaccel_distributed.own_loop.loop import Tracking
 
 
 def test_values_are_lines_of_json_and_events(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Fitting: `fit` builds feature set, graph, phase and experiment from a model and a table.
 
-The package also has `load`; and `prepare`, of `own_loop`.
+The package also has `load`; and `prepare`, of `phases`.
 
-`FittedModel` exposes the graph and the experiment that `fit` built. Stands on `own_loop`, `experiment`, `results`,
+`FittedModel` exposes the graph and the experiment that `fit` built. Stands on `experiment`, `results`,
 `phases`, `metrics`, `graph`, `precision`, `data`, `saved_folder` and the kernel.
 """
 
@@ -11,7 +11,7 @@ from anyaccel.fitting.fit_function import fit
 from anyaccel.fitting.fitted_model import FittedModel, load
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.model_loss import ModelLoss
-from anyaccel.own_loop.device_loader import DeviceLoader, prepare
+from anyaccel.phases.loading.device_loader import DeviceLoader, prepare
 
 __all__ = [
     "DeviceLoader",

@@ -8,8 +8,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,11 @@ from anyaccel.arguments import shown
 from anyaccel.backend import Compute
 from anyaccel.call_hints import call_hints
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, Sampler, Source
-from anyaccel.data.roles import Names, listed, names_of, no_column, stamp
+from anyaccel.data.roles import Names, listed, names_of
+from anyaccel.data.rows import values_of
 from anyaccel.device import Device
 from anyaccel.distributions import SETTINGS, load
-from anyaccel.errors import ColumnError, DataError, GraphError, PhaseError, PluginError, ShapeError, TableWarning
+from anyaccel.errors import DataError, GraphError, PhaseError, PluginError, ShapeError, TableWarning
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
@@ -36,22 +35,15 @@ from anyaccel.fitting.model_loss import (
     warn_of_copied_labels,
 )
 from anyaccel.fitting.tables import (
-    LABEL,
-    TRAIN,
-    VALIDATION,
     Preprocessing,
-    RowSplit,
     TrainingData,
     check_names,
-    column_names,
     is_table,
     is_treated,
     loss_of_target,
-    named_pair,
     raw_table,
     readable,
     refuse_position,
-    tag_table,
     training_data,
 )
 from anyaccel.fitting.wiring import Features, FitLosses, feature_names, inputs_of
@@ -225,268 +217,6 @@ def _models_of(framework: str) -> Any:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# -- RowColumns: the columns of `fit` for weights of rows, groups and strata ------------------------------------------
-
-
-_CLASSES, _YES_OR_NO = "cross_entropy", "binary_cross_entropy"
-_WEIGHTS, _BALANCED = "sample_weight", "balanced"
-
-
-class RowColumns:
-    """The columns of a table with the weights of rows, and with the rows that stay in one split.
-
-    Args:
-        sample_weight: Column with the weight of each row, or an array; None for equal weights.
-        class_weights: `"balanced"`, weights by class, or a list with one weight per class in order; None for equal
-            weights.
-        group: Columns whose equal values stay in one split; they are not features.
-        stratify: Columns whose values are spread evenly over the splits; True for the target.
-    """
-
-    def __init__(self, sample_weight: Any, class_weights: Any, group: Names, stratify: Names | bool) -> None:
-        check_names(group=group, stratify=stratify)
-        self._sample_weight, self._class_weights = sample_weight, class_weights
-        self._group, self._stratify = group, None if stratify is False else stratify
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether any of these settings is used."""
-        return any(it is not None for it in (self._sample_weight, self._class_weights, self._group, self._stratify))
-
-    def refuse(self, why: str, *, hint: str = "") -> None:
-        """Raise PhaseError if a setting is used with data or a model that does not support it.
-
-        `hint` says what to do in place of weights.
-        """
-        if self.is_asked:
-            named = {"sample_weight": self._sample_weight, "class_weights": self._class_weights}
-            named |= {"group": self._group, "stratify": self._stratify}
-            name = next(name for name, value in named.items() if value is not None)
-            is_weight = name in ("sample_weight", "class_weights")
-            raise PhaseError(f"fit has {name}=, but {why}", hint=(is_weight and hint) or f"leave {name}= out")
-
-    def read(self, data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
-        """Return the data with the names of the features, without the columns of weights and groups.
-
-        Raises:
-            PhaseError: The data are not a table.
-            ColumnError: A column is missing.
-        """
-        if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
-            self.refuse("data that are read in batches")
-        if is_table(data):
-            data, features, target = named_pair(data, features, target)
-        self._data, self._target = data, names_of(target)
-        if isinstance(data, (FeatureSet, FeatureSetView)):
-            there = [*data.columns]
-        else:
-            names = column_names(data)
-            there = list(tag_table(data, ...).column_names) if names is None else names
-        weights = (self._sample_weight,) if isinstance(self._sample_weight, str) else ()
-        apart = (*weights, *names_of(self._group))
-        for name in (*apart, *(names_of(self._stratify) if self._stratify is not True else ())):
-            if name not in there:
-                raise no_column(LABEL, name, there)
-        wrong = [name for name in apart if name in self._target]
-        if wrong:
-            problem = f"column {wrong[0]!r} is the target, but is also named in sample_weight= or group="
-            raise ColumnError(problem, hint="name another column")
-        if apart:
-            of_data = there if is_table(data) else data.features
-            chosen = of_data if features is None else names_of(features)
-            features = [name for name in chosen if name not in (*apart, *self._target)]
-        return data, features, target
-
-    def split(self, validation: Any, seed: int) -> Any:
-        """Return a fraction of the rows as a RowSplit that preserves groups and strata; any other validation unchanged.
-
-        Raises:
-            PhaseError: The validation is not a fraction of the rows.
-            SplitError: Groups or strata cannot be split like this.
-        """
-        if self._group is None and self._stratify is None:
-            return validation
-        if not isinstance(validation, Real) or isinstance(validation, bool) or not 0 < float(validation) < 1:
-            name = "group" if self._stratify is None else "stratify"
-            problem = f"fit has {name}= and validation={shown(validation)}, but no fraction of the rows to split off"
-            raise PhaseError(problem, hint=f"write validation=0.2, or leave {name}= out")
-        strata = self._target if self._stratify is True else names_of(self._stratify)
-        if self._stratify is True and not strata:
-            raise PhaseError("fit has stratify=True but no named target", hint="write stratify='COLUMN'")
-        groups, data = names_of(self._group), self._data
-        if is_table(data):
-            names = list(dict.fromkeys((*strata, *groups)))
-            rows: Any = FeatureSet(LABEL, stamp(tag_table(data, names), dict.fromkeys(names, "tag")))
-        else:
-            rows = data
-        view, shares = rows.view(), {TRAIN: 1.0 - float(validation), VALIDATION: float(validation)}
-        copy = FeatureSetView(view.feature_set.cast({}), view.name, view.rows)  # the copy gets the splits
-        parts = copy.split_random(shares, seed, stratify_by=strata or None, group_by=groups or None)
-        return RowSplit(parts[TRAIN].rows, parts[VALIDATION].rows)
-
-    def weighted(self, prepared: TrainingData, losses: Sequence[AppliedLoss], validation_data: Any) -> TrainingData:
-        """Return the data with the weights of their rows as a column, including the validation data.
-
-        Args:
-            prepared: Data of the fit.
-            losses: Losses to weight.
-            validation_data: Validation as passed to `fit`.
-
-        Raises:
-            PhaseError: The weights match neither the rows nor the classes.
-        """
-        data = prepared.data
-        if not self._weighs or not isinstance(data, FeatureSet):
-            return prepared
-        train = data.split(prepared.train).rows
-        by_class = self._by_class(data, train, losses)
-        weights = self._of_rows(data, self._data, "the data") * self._of_classes(data, by_class)
-        if not weights[train].any():
-            raise PhaseError("fit: the weights of all training rows are 0", hint="set a positive weight for some rows")
-        column = _WEIGHTS
-        while column in data.columns:
-            column += "_"
-        self._weights = f"{data.label}.{column}"
-        data, validation = data.with_tags({column: weights}), prepared.validation
-        if isinstance(validation, Mapping):
-            ((label, rows),) = validation.items()
-            base = rows.view().feature_set
-            of_rows = self._of_rows(base, validation_data, "the validation") * self._of_classes(base, by_class)
-            base = base.with_tags({column: of_rows})
-            is_view = isinstance(rows, FeatureSetView)
-            validation = {label: FeatureSetView(base, rows.name, rows.rows) if is_view else base}
-        return replace(prepared, data=data, validation=validation)
-
-    def applied(self, losses: Sequence[AppliedLoss]) -> tuple[AppliedLoss, ...]:
-        """Return the losses with the weights of the rows."""
-        if not self._weighs:
-            return tuple(losses)
-        named = [loss for loss in losses if loss.sample_weight is not None]
-        if named:
-            problem = "fit has weights, but its loss also has sample_weight="
-            raise PhaseError(problem, hint="set the weights in only one of them")
-        return tuple(
-            AppliedLoss(
-                loss.loss,
-                loss.on or None,
-                loss.inputs,
-                loss.weight,
-                loss.label or None,
-                sample_weight=self._weights,
-                mask=loss.mask,
-            )
-            for loss in losses
-        )
-
-    @property
-    def _weighs(self) -> bool:
-        return self._sample_weight is not None or self._class_weights is not None
-
-    def _of_rows(self, data: FeatureSet, weighted_rows: Any, what: str) -> np.ndarray:
-        """Return the weight of each row, [n]."""
-        weights: Any = self._sample_weight
-        if weights is None:
-            return np.ones(len(data))
-        if isinstance(weights, str):
-            where = f"column {weights!r}"
-            rows = weighted_rows.view().feature_set if isinstance(weighted_rows, (FeatureSet, FeatureSetView)) else None
-            column = tag_table(weighted_rows, [weights]).column(weights) if rows is None else rows.column(weights)
-            values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
-        else:
-            where, values = "sample_weight=", np.asarray(weights)
-            if what != "the data":
-                problem = "fit has sample_weight= as an array, but the weights of the other validation rows are missing"
-                raise PhaseError(problem, hint="name a column that both have: sample_weight='COLUMN'")
-        if values.shape != (len(data),):
-            raise PhaseError(
-                f"fit: {where} of shape {list(values.shape)} has no weight for each of {len(data)} rows",
-                hint="pass one number per row",
-            )
-        try:
-            values = values.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise PhaseError(
-                f"fit: {where} has weights that are not numbers", hint="use numbers of 0 or more"
-            ) from error
-        wrong = ~(np.isfinite(values) & (values >= 0))
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise PhaseError(
-                f"fit: {where} has {int(wrong.sum())} weights of {what} that are negative, infinite or missing, the "
-                f"first in row {row}: {values[row]}",
-                hint="use numbers of 0 or more",
-            )
-        return values
-
-    def _by_class(self, data: FeatureSet, train: np.ndarray, losses: Sequence[AppliedLoss]) -> np.ndarray | None:
-        """Return the weight of each class, [classes]; None if they are equal."""
-        asked: Any = self._class_weights
-        if asked is None:
-            return None
-        loss = losses[0].loss if len(losses) == 1 else None
-        is_classes = loss is not None and loss.own is None and loss.name in (_CLASSES, _YES_OR_NO)
-        if not is_classes or len(data.targets) != 1 or data.array(data.targets[0]).ndim > 1:
-            name = "several losses" if loss is None else f"the loss {loss.name!r}"
-            raise PhaseError(
-                f"fit has class_weights={shown(asked)}, but {name} has no classes",
-                available=f"class_weights for one target and loss={_CLASSES!r} or {_YES_OR_NO!r}",
-                hint="set the weight of each row instead: sample_weight='COLUMN'",
-            )
-        codes = class_codes(data)
-        names = data.inverse(np.arange(max(2, int(codes.max()) + 1)), data.targets).tolist()
-        counts = np.bincount(codes[train], minlength=len(names))
-        if isinstance(asked, str):
-            if asked != _BALANCED:
-                problem = f"fit: class_weights={asked!r} is not a rule for weights"
-                raise PhaseError(problem, available=repr(_BALANCED), hint=f"write class_weights={_BALANCED!r}")
-            n_present = int((counts > 0).sum())
-            return np.where(counts > 0, len(train) / (n_present * np.maximum(counts, 1)), 1.0)
-        if isinstance(asked, Mapping):
-            unknown = [name for name in asked if name not in names]
-            if unknown:
-                raise PhaseError(
-                    f"fit: class_weights has a weight for {unknown[0]!r}, which is not a class of {data.targets[0]!r}",
-                    available=listed(map(repr, names)),
-                    hint="use the classes of the target: class_weights={CLASS: 2.0}",
-                )
-            values = [asked.get(name, 1.0) for name in names]
-        else:
-            values = list(
-                asked.tolist() if hasattr(asked, "tolist") else asked if isinstance(asked, (list, tuple)) else ()
-            )
-            if len(values) != len(names):
-                raise PhaseError(
-                    f"fit: class_weights={shown(asked)} has no weight for each of {len(names)} classes",
-                    available=f"classes in order: {listed(map(repr, names))}",
-                    hint="pass a number for each, or class_weights={CLASS: 2.0}",
-                )
-        wrong = [value for value in values if not (isinstance(value, Real) and 0 <= float(value) < math.inf)]
-        if wrong:
-            problem = f"fit: class_weights has {shown(wrong[0])}, which is not a weight"
-            raise PhaseError(problem, hint="use numbers of 0 or more")
-        return np.array(values, np.float64)
-
-    def _of_classes(self, data: FeatureSet, by_class: np.ndarray | None) -> np.ndarray:
-        return np.ones(len(data)) if by_class is None else by_class[class_codes(data)]
-
-
-def class_codes(data: FeatureSet) -> np.ndarray:
-    """Return the class index of each row, [n], of the only target.
-
-    Raises:
-        PhaseError: The target does not hold classes.
-    """
-    values = data.array(data.targets[0])
-    codes = values.astype(np.int64)
-    if values.ndim != 1 or (codes != values).any() or codes.min() < 0:
-        problem = f"fit has class_weights=, and the target {data.targets[0]!r} has values other than class numbers"
-        raise PhaseError(problem, hint="set the weight of each row instead: sample_weight='COLUMN'")
-    return codes
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 NODE = "model"
 
 
@@ -596,7 +326,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             `"robust"`. Fitted on the training rows, saved with the model, applied in predictions.
         class_weights: Weight of each class: `"balanced"` (as in scikit-learn), a mapping by class with 1 for classes
             left out, or a list in the order of the classes. The loss is sum(weight * loss) / sum(weight), in training
-            and in `val_loss`; `evaluate` and `score` count each row once.
+            and in `val_loss`; `evaluate` and `score` count each row once. This and the next three settings need
+            anyaccel-sklearn.
         sample_weight: Column with the weight of each row, which is then not a feature, or an array. The loss is the
             mean described for `class_weights`; if you pass both, they are multiplied.
         group: Columns whose equal values stay on the same side of the validation split; not features.
@@ -638,7 +369,11 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
     optimizer = defaults["optimizer"] if optimizer is None else optimizer
     table_model = TableModel(model, framework, accelerator)
-    rows = RowColumns(sample_weight, class_weights, group, stratify)
+    check_names(group=group, stratify=stratify)
+    of_rows: dict[str, Any] = {"sample_weight": sample_weight, "class_weights": class_weights, "group": group}
+    of_rows["stratify"] = None if stratify is False else stratify
+    of_rows = {name: value for name, value in of_rows.items() if value is not None}
+    rows: Any = None
     has_rules = loss is None and step is None and not table_model.is_sized
     rules = model_loss(model) if has_rules else None
     if loss is not None and step is None and not table_model.is_sized:
@@ -650,19 +385,21 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         refuse_table_settings(
             rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories, embed=embed
         )
-        rows.refuse(
-            f"{rules.name} computes its own loss",
-            hint="derive a class from it, and weight the loss in its forward",
-        )
+        weighted = "derive a class from it, and weight the loss in its forward"
+        _refuse_row_settings(of_rows, f"{rules.name} computes its own loss", weighted)
         rules.check_metrics(metrics)
         prepared = labelled_data(rules, data, NODE, features=features, target=target, validation=evaluated, seed=seed)
         inputs = prepared.inputs
     else:
         losses = FitLosses(loss)
         target = losses.targets if target is None else target
-        if rows.is_asked:
+        if of_rows:
             if step is not None or isinstance(features, Mapping):
-                rows.refuse("a custom step" if step is not None else "features by the arguments of the model")
+                what = "a custom step" if step is not None else "features by the arguments of the model"
+                _refuse_row_settings(of_rows, what)
+            if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
+                _refuse_row_settings(of_rows, "data that are read in batches")
+            rows = load(SETTINGS, f"fit.{next(iter(of_rows))}")(**of_rows)
             data, features, target = rows.read(data, features, target)
         names: Any = {"features": feature_names(features, target), "target": target}
         how = Preprocessing(
@@ -672,10 +409,11 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             data = raw_table(data, features, target, how)
             if loss is None and step is None:
                 losses = FitLosses(loss_of_target(data, target))
-            evaluated = rows.split(evaluated, seed)
+            evaluated = rows.split(evaluated, seed) if of_rows else evaluated
             prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
-        if rows.is_asked:
-            prepared = rows.weighted(prepared, losses.known, validation)
+        if of_rows:
+            with_weights: TrainingData = rows.weighted(prepared, losses.known, validation)
+            prepared = with_weights
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
         if prepared.validation is not None and is_treated(prepared.data):
@@ -694,9 +432,10 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     _check_has_effect(sampler, validate_every, loss_scale, precision, prepared)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
+    weighted_losses = rows.applied(applied) if of_rows else applied
     phase = TrainPhase(
         data=prepared.train,
-        losses=rows.applied(applied) if step is None else (),
+        losses=weighted_losses if step is None else (),
         batch_size=batch_size,
         sampler=sampler,
         epochs=epochs,
@@ -739,16 +478,25 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
-    recipe = recipe_of(prepared, passed, features=features, target=target, is_weighted=rows.is_asked, **read)
+    recipe = recipe_of(prepared, passed, features=features, target=target, is_weighted=bool(of_rows), **read)
     return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
+
+
+def _refuse_row_settings(settings: Mapping[str, Any], why: str, weighted: str = "") -> None:
+    """Raise PhaseError if a setting of rows is used with data or a model that does not support it.
+
+    `weighted` says what to do in place of weights.
+    """
+    for name in settings:
+        is_weight = name in ("sample_weight", "class_weights")
+        raise PhaseError(f"fit has {name}=, but {why}", hint=(is_weight and weighted) or f"leave {name}= out")
 
 
 def _not_finite(losses: Any, data: Any) -> PhaseError:
     """Return the error for a training whose loss is NaN or infinite at its end, with the column that is the cause."""
     problem = f"the loss is {losses[-1]} after {losses.size} {'epoch' if losses.size == 1 else 'epochs'}"
     for name in (*data.features, *data.targets) if isinstance(data, FeatureSet) else ():
-        ragged = data.ragged_column(name)
-        values = data.array(name) if ragged is None else ragged.values
+        values = values_of(data, name)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             wrong = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
             where = f"column {name!r} is NaN or infinite in {int(wrong.sum()):,} of {len(wrong):,} rows"

@@ -115,28 +115,6 @@ class ProcessGroups:
             AnyaccelError: they cannot be joined.
         """
 
-    def replica_group(self, framework: str) -> Any:
-        """Return the group of all processes of a launcher, joined, for a loop of the user's own.
-
-        Raises:
-            CapabilityError: the backend has no replicas.
-            AnyaccelError: they cannot be joined.
-        """
-        return SingleProcess()
-
-    def accelerator_of_process(self, accelerator: Accelerator, framework: str, *, by_kind: bool) -> Accelerator:
-        """Return the accelerator of this process of a launcher among the requested devices.
-
-        Args:
-            accelerator: One device or a request.
-            framework: The framework that runs there.
-            by_kind: Whether it means all devices of its kind, although it names one.
-
-        Raises:
-            ConfigError: there are fewer devices than processes on this machine.
-        """
-        return accelerator
-
 
 _ALONE = ProcessGroups()
 

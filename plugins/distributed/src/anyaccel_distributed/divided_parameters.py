@@ -8,10 +8,10 @@ from anyaccel.backend import ComputingBackend
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Plan, Resolution
 from anyaccel.graph.plan_entries import layouts
-from anyaccel.launched import launched
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.segment import Operation
 from anyaccel_distributed.device_replicas import DeviceReplicas
+from anyaccel_distributed.meeting_point import launched
 from anyaccel_distributed.sharding import ShardParameters
 
 _LEAVE_OUT = "leave sharding out, so that each replica has all parameters"

@@ -15,7 +15,7 @@ from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Assignment, DeviceMemory, NodeActivations, Plan, Resolution
 from anyaccel.graph.device_assignment import accelerator_of_environment
-from anyaccel.launched import Launched, launched
+from anyaccel.launched import Launched
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.loading.host_columns import one_shape
@@ -41,6 +41,7 @@ from anyaccel_distributed.divided_parameters import (
     whole_nodes,
 )
 from anyaccel_distributed.group import ReplicaGroup, Replicate
+from anyaccel_distributed.meeting_point import launched
 from anyaccel_distributed.replica_checks import SHARES, WITHOUT_REPLICAS
 from anyaccel_distributed.replicated_training import ReplicatedTraining
 from anyaccel_distributed.row_shares import GlobalBatches, check_shares
@@ -125,25 +126,6 @@ class ReplicaGroups(ProcessGroups):
 
     def join(self, framework: str) -> None:
         join(framework)
-
-    def replica_group(self, framework: str) -> Any:
-        join(framework)
-        place = launched()
-        if place is None:
-            return SingleProcess()
-        return registry().find(framework).required(Replicate).replica_group(place.rank, place.size)
-
-    def accelerator_of_process(self, accelerator: Accelerator, framework: str, *, by_kind: bool) -> Accelerator:
-        place = launched()
-        if place is None:
-            return accelerator
-        if accelerator.is_request:
-            there = accelerator.requested_devices([framework])
-            return accelerator.at(requested_of_process(accelerator, there, place))
-        if not by_kind and ":" in accelerator.spec:
-            return accelerator
-        own = devices_of_process("Loop", accelerator.device.kind, place, [framework], None)
-        return accelerator.at(own[0]) if own else accelerator
 
 
 PROCESS_GROUPS = ReplicaGroups()

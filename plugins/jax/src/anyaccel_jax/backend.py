@@ -16,7 +16,6 @@ from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
 from anyaccel.host_memory import host_memory
 from anyaccel.machine import ExpectedDevices, Machine
-from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.precision import ComputesPrecision
 from anyaccel_jax import runtime_config
 from anyaccel_jax.compute import JaxCompute, JaxMemoryFigures, JaxPrecision
@@ -76,8 +75,8 @@ class JaxBackend(JaxExchange, JaxCompute):
         LeavesContexts: lazy("anyaccel_jax.outer_contexts:JaxContexts"),
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_jax.device_replicas:JaxReplicas"),
         "anyaccel_distributed.ShardParameters": lazy("anyaccel_jax.sharding:JaxSharding"),
+        "anyaccel_distributed.OwnLoops": lazy("anyaccel_jax.own_loop:JaxLoops"),
         ExpectedDevices: JaxExpectedDevices,
-        OwnLoops: lazy("anyaccel_jax.own_loop:JaxLoops"),
         "anyaccel_devtools.HealthChecks": lazy("anyaccel_jax.health_checks:JaxHealthChecks"),
     }
 

@@ -21,12 +21,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from anyaccel.arguments import shown
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.errors import ConfigError, DataError, FrameworkError, StateError
-from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
-from anyaccel.own_loop.gathering import Part, merged
-from anyaccel.own_loop.loader import rows_of
 from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.user_level import user_level
+from anyaccel_distributed import Launched
+from anyaccel_distributed.own_loop import Loop, LoopLoader, OwnLoops, Share
+from anyaccel_distributed.own_loop.gathering import Part, merged
+from anyaccel_distributed.own_loop.loader import rows_of
 from anyaccel_jax import runtime_config
 from anyaccel_jax.array_trees import comes_from, is_keras, is_nnx, is_own_model
 from anyaccel_jax.error_translation import translate_errors
@@ -132,14 +133,14 @@ class JaxLoop(Loop):
     def _count_step(self) -> None:
         self.step += 1
 
-    def _joined_group(self) -> Any:
+    def _joined_group(self, place: Launched) -> Any:
         if runtime_config.is_started() and not jax.distributed.is_initialized():
             raise FrameworkError(
                 "JAX was started before the Loop could join the processes of the launcher",
                 cause="devices of JAX are fixed when it starts, for example with the first array or model",
                 hint="create the Loop first, at the top of the script: loop = aa.Loop(framework='jax')",
             )
-        group = super()._joined_group()
+        group = super()._joined_group(place)
         group.separate_messages()
         return group
 

@@ -19,7 +19,6 @@ from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty, host_memory, is_aligned, is_own
 from anyaccel.machine import ExpectedDevices, Machine
-from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.precision import ComputesPrecision
 from anyaccel_tensorflow import runtime_config
 from anyaccel_tensorflow.compute import TensorFlowCompute, TensorFlowMemoryFigures, TensorFlowPrecision
@@ -151,8 +150,8 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
         LeavesContexts: lazy("anyaccel_tensorflow.outer_contexts:TensorFlowContexts"),
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_tensorflow.device_replicas:TensorFlowReplicas"),
         "anyaccel_distributed.Replicate": lazy("anyaccel_tensorflow.replicas:TensorFlowReplicate"),
+        "anyaccel_distributed.OwnLoops": lazy("anyaccel_tensorflow.own_loop:TensorFlowLoops"),
         ExpectedDevices: TensorFlowExpectedDevices,
-        OwnLoops: lazy("anyaccel_tensorflow.own_loop:TensorFlowLoops"),
         "anyaccel_devtools.HealthChecks": lazy("anyaccel_tensorflow.health_checks:TensorFlowHealthChecks"),
     }
 

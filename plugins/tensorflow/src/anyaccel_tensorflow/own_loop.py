@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, OutOfMemoryError, StateError
-from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
-from anyaccel.own_loop.loop import OF_MODELS
-from anyaccel.own_loop.processes import is_out_of_memory
-from anyaccel.own_loop.window import Window
 from anyaccel.user_level import user_level
+from anyaccel_distributed.own_loop import Loop, LoopLoader, OwnLoops, Share
+from anyaccel_distributed.own_loop.loop import OF_MODELS
+from anyaccel_distributed.own_loop.processes import is_out_of_memory
+from anyaccel_distributed.own_loop.window import Window
 from anyaccel_tensorflow.object_location import is_optimizer
 from anyaccel_tensorflow.shape_inference import batch_coupling
 from anyaccel_tensorflow.variables import keras, model_variables, named_parts, parts, read, tf_variable, write

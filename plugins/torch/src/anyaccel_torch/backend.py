@@ -23,7 +23,6 @@ from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty, host_memory, is_dense, is_own
 from anyaccel.machine import ExpectedDevices
-from anyaccel.own_loop.capability import OwnLoops
 from anyaccel.precision import ComputesPrecision
 from anyaccel_torch.compute import TorchCompute, TorchWeightFiles
 from anyaccel_torch.error_translation import first_line, translate_errors
@@ -191,10 +190,10 @@ class TorchBackend(TorchExchange, TorchCompute):
         WeightFiles: TorchWeightFiles,
         LoadableShapes: lazy("anyaccel_torch.loadable_shapes:TorchLoadableShapes"),
         HasSettings: TorchSettings,
-        OwnLoops: lazy("anyaccel_torch.own_loop:TorchLoops"),
         LeavesContexts: lazy("anyaccel_torch.outer_contexts:TorchContexts"),
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_torch.device_replicas:TorchReplicas"),
         "anyaccel_distributed.ShardParameters": lazy("anyaccel_torch.sharding:TorchSharding"),
+        "anyaccel_distributed.OwnLoops": lazy("anyaccel_torch.own_loop:TorchLoops"),
         ExpectedDevices: TorchExpectedDevices,
         "anyaccel_devtools.HealthChecks": lazy("anyaccel_torch.health_checks:TorchHealthChecks"),
     }

@@ -36,12 +36,12 @@ from torch.utils.data import (
 
 from anyaccel.containers import map_leaves
 from anyaccel.errors import ConfigError, DataError, StateError
-from anyaccel.own_loop import Loop, LoopLoader, OwnLoops, Share
-from anyaccel.own_loop.loader import bounds, digest
-from anyaccel.own_loop.processes import LoopProcesses
-from anyaccel.own_loop.window import Window
 from anyaccel.rng import key
 from anyaccel.user_level import user_level
+from anyaccel_distributed.own_loop import Loop, LoopLoader, OwnLoops, Share
+from anyaccel_distributed.own_loop.loader import bounds, digest
+from anyaccel_distributed.own_loop.processes import LoopProcesses
+from anyaccel_distributed.own_loop.window import Window
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.module_traits import batch_coupling
 from anyaccel_torch.program import Roots, has_sparse_gradients

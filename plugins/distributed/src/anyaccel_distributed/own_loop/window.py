@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyaccel.own_loop.loader import Share
+from anyaccel_distributed.own_loop.loader import Share
 
 
 class Window:

@@ -15,13 +15,13 @@ import numpy as np
 
 from anyaccel import saved_folder
 from anyaccel.errors import ConfigError, StateError
-from anyaccel.own_loop.plain_state import decoded, encoded
-from anyaccel.own_loop.processes import LoopProcesses
 from anyaccel.phases.checkpointing.checkpoint import interval
 from anyaccel.phases.checkpointing.checkpointer import BackgroundWriter
 from anyaccel.phases.checkpointing.run_folder import CheckpointFolder
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
+from anyaccel_distributed.own_loop.plain_state import decoded, encoded
+from anyaccel_distributed.own_loop.processes import LoopProcesses
 
 PART = "own_loop"
 _NAME = re.compile(r"step-[0-9]{9,}-epoch-[0-9]{6,}")

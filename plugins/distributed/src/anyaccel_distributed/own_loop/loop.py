@@ -26,21 +26,25 @@ from anyaccel.data.streaming.random_states import frameworks_of, from_arrays, im
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import AnyaccelError, ArgumentError, CapabilityError, ConfigError, DataError, StateError
 from anyaccel.extensions import extensions
-from anyaccel.launched import launched
-from anyaccel.own_loop.capability import OwnLoops
-from anyaccel.own_loop.gathering import Part, merged
-from anyaccel.own_loop.loader import Iterations, LoopLoader
-from anyaccel.own_loop.loop_folder import LoopCheckpoint, LoopFolder, Saving
-from anyaccel.own_loop.processes import LoopProcesses, is_out_of_memory
+from anyaccel.launched import Launched
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
+from anyaccel.phases.loading.device_loader import is_loader
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.process_group import SingleProcess
-from anyaccel.phases.process_groups import shared_groups
 from anyaccel.phases.settings import AUTO
 from anyaccel.precision import checked_precision
 from anyaccel.registry import registry
 from anyaccel.user_level import user_level
+from anyaccel_distributed.devices import devices_of_process, requested_of_process
+from anyaccel_distributed.group import Replicate
+from anyaccel_distributed.meeting_point import launched
+from anyaccel_distributed.own_loop.capability import OwnLoops
+from anyaccel_distributed.own_loop.gathering import Part, merged
+from anyaccel_distributed.own_loop.loader import Iterations, LoopLoader
+from anyaccel_distributed.own_loop.loop_folder import LoopCheckpoint, LoopFolder, Saving
+from anyaccel_distributed.own_loop.processes import LoopProcesses, is_out_of_memory
+from anyaccel_distributed.phase_groups import join
 
 # -- Tracking: the values that a loop logs, in memory, as lines of JSON in a folder, and in installed trackers --------
 
@@ -187,7 +191,6 @@ class Loop(AttributeHints):
 
     Raises:
         ConfigError: A setting is out of range, or there are several frameworks and none is named.
-        MissingDistributionError: A launcher started several processes, and anyaccel-distributed is not installed.
         FrameworkError: The processes cannot be joined.
     """
 
@@ -309,12 +312,12 @@ class Loop(AttributeHints):
         self.sharding = None if sharding == "none" else sharding
         self.sync_batchnorm = sync_batchnorm
         place = launched()
-        group = SingleProcess() if place is None else self._joined_group()
+        group = SingleProcess() if place is None else self._joined_group(place)
         self._processes = LoopProcesses(group, seed, self._seed_framework)
         self.num_processes, self.process_index = group.size, group.rank
         local = None if place is None else place.local_rank
         self.local_process_index = self.process_index if local is None else local
-        self.accelerator = self._own_accelerator(accelerator)
+        self.accelerator = self._own_accelerator(accelerator, place)
         self.device: Any = self.accelerator.device
         self.step = self.epoch = 0
         self._iterations = Iterations(self._steps_done, self._step_begins)
@@ -406,9 +409,7 @@ class Loop(AttributeHints):
 
     def _is_loader(self, candidate: Any) -> bool:
         """Return whether an object is an iterable of batches: it is neither callable, as models are, nor a tensor."""
-        if isinstance(candidate, (Mapping, list, tuple, str, bytes)) or callable(candidate):
-            return False
-        return hasattr(candidate, "__iter__") and not hasattr(candidate, "shape")
+        return is_loader(candidate)
 
     def _is_container(self, candidate: Any) -> bool:
         """Return whether the items of an object are prepared one by one."""
@@ -421,15 +422,20 @@ class Loop(AttributeHints):
 
     # -- processes -------------------------------------------------------------------------------------------------
 
-    def _joined_group(self) -> Any:
-        groups = shared_groups(f"a Loop in {launched().size} processes")  # type: ignore[union-attr]
-        return groups.replica_group(self.framework)
+    def _joined_group(self, place: Launched) -> Any:
+        """Return the group of all processes of a launcher, joined."""
+        join(self.framework)
+        return registry().find(self.framework).required(Replicate).replica_group(place.rank, place.size)
 
-    def _own_accelerator(self, requested: Any) -> Accelerator:
+    def _own_accelerator(self, requested: Any, place: Launched | None) -> Accelerator:
         is_auto = isinstance(requested, str) and requested == AUTO
         wanted = Accelerator(best_common_device([self.framework])) if is_auto else Accelerator.of(requested)
-        if self.num_processes > 1:
-            wanted = shared_groups("Loop").accelerator_of_process(wanted, self.framework, by_kind=is_auto)
+        if place is not None and wanted.is_request:
+            there = wanted.requested_devices([self.framework])
+            wanted = wanted.at(requested_of_process(wanted, there, place))
+        elif place is not None and (is_auto or ":" not in wanted.spec):
+            own = devices_of_process("Loop", wanted.device.kind, place, [self.framework], None)
+            wanted = wanted.at(own[0]) if own else wanted
         accelerator = wanted.on_one_device(self.framework)
         accelerator.check(self.framework)
         return accelerator
@@ -579,11 +585,13 @@ class Loop(AttributeHints):
         flat: list[Any] = []
         _visit(objects, flat.append, self._is_container)
         loads = [self._is_loader(item) for item in flat]
-        to_prepare = [item for item, is_loader in zip(flat, loads, strict=True) if not is_loader and item is not None]
+        to_prepare = [
+            item for item, loads_batches in zip(flat, loads, strict=True) if not loads_batches and item is not None
+        ]
         others = iter(self._prepare(to_prepare, frozen))
         made = []
-        for item, is_loader in zip(flat, loads, strict=True):
-            made.append(self._new_loader(item, batch) if is_loader else None if item is None else next(others))
+        for item, loads_batches in zip(flat, loads, strict=True):
+            made.append(self._new_loader(item, batch) if loads_batches else None if item is None else next(others))
         results = iter(made)
         prepared = _rebuilt(objects, lambda _: next(results), self._is_container)
         return prepared[0] if len(prepared) == 1 else prepared

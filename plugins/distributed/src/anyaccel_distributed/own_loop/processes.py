@@ -12,8 +12,8 @@ import numpy as np
 
 from anyaccel.data.streaming.random_states import RandomStates, from_arrays, to_arrays
 from anyaccel.errors import DataError, FrameworkError, OutOfMemoryError
-from anyaccel.own_loop.plain_state import packed, unpacked
 from anyaccel.rng import key
+from anyaccel_distributed.own_loop.plain_state import packed, unpacked
 
 _OUT_OF_MEMORY = re.compile(
     "OutOfMemory|out of memory|ResourceExhausted|RESOURCE_EXHAUSTED|can't allocate memory|not enough memory"

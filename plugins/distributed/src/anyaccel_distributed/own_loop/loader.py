@@ -16,10 +16,10 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.data.streaming.random_states import RandomStates, from_arrays, to_arrays
 from anyaccel.errors import DataError, StateError
-from anyaccel.own_loop.device_loader import DeviceLoader
-from anyaccel.own_loop.processes import LoopProcesses, Order
+from anyaccel.phases.loading.device_loader import DeviceLoader
 from anyaccel.phases.loading.source_loader import SourceRandomness
 from anyaccel.registry import registry
+from anyaccel_distributed.own_loop.processes import LoopProcesses, Order
 
 
 @dataclass(slots=True)  # not frozen: one is made for each batch, which takes several times as long then

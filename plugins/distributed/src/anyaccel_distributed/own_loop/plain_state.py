@@ -65,7 +65,7 @@ def decoded(plain: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 def packed(value: Any) -> dict[str, Any]:
     """Return a nested value as plain values and bytes.
 
-    >>> from anyaccel.own_loop.plain_state import packed, unpacked
+    >>> from anyaccel_distributed.own_loop.plain_state import packed, unpacked
     >>> unpacked(packed({"step": 3, "rates": (0.1, 0.2)}))
     {'step': 3, 'rates': (0.1, 0.2)}
 

@@ -56,7 +56,7 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
             f"prepare() in one of {place.size} processes: each would train alone on all rows",
             hint="write loop = aa.Loop(), and loop.prepare(...): see the guide 'Keep your own loop'",
         )
-    loaders = [_is_loader(item) for item in objects]
+    loaders = [is_loader(item) for item in objects]
     placed = [item for item, loads in zip(objects, loaders, strict=True) if not loads]
     frameworks = sorted({framework for item in placed for framework in _frameworks(item)})
     is_auto = isinstance(accelerator, str) and accelerator == AUTO
@@ -72,7 +72,7 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
     return prepared[0] if len(prepared) == 1 else prepared
 
 
-def _is_loader(candidate: Any) -> bool:
+def is_loader(candidate: Any) -> bool:
     """Return whether an object is an iterable of batches: it is neither callable, as models are, nor a tensor."""
     if isinstance(candidate, (Mapping, list, tuple, str, bytes)) or callable(candidate):
         return False
