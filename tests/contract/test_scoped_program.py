@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from operator import attrgetter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from anyaccel.adapter import ScopedProgram, TracedProgram
+from anyaccel.adapter import ScopedProgram
 
 from .program_history import ProgramHistory, SegmentBuilder
 from .taped_ops import TapedBackend, TapedOps
@@ -80,17 +82,20 @@ def test_all_that_computes_is_inside_the_scope_with_the_same_numbers():
     }
 
 
+# By method: what it calls, which fails here, and arguments.
 CALLS = {
-    "seed": (0,),
-    "forward": ([],),
-    "forward_pullback": ([],),
-    "train_steps": ([], [], 0, 1, 2),
-    "compile": ([], [], 2),
-    "grad_stats": (),
-    "clip_factor": (1.0, []),
-    "optimizer_step": (),
-    "sync_models": (),
-    "close": (),
+    "seed": ("checked.key", (0,)),
+    "forward": ("_switch.run", ([None],)),
+    "forward_pullback": ("_switch.run", ([None],)),
+    "train_steps": ("_switch.run_compiled", ([], [], 0, 1, 2)),
+    "compile": ("_compile_error", ([], [], 2)),
+    "loss_weights": ("_dataflow.loss_weights", ([None, None],)),
+    "summed_weights": ("_dataflow.summed_weights", ([None, None],)),
+    "grad_stats": ("_state.gradient_stats", ()),
+    "clip_factor": ("_state.optimizer.clip_factor", (1.0, [])),
+    "optimizer_step": ("_state.optimizer_step", ()),
+    "sync_models": ("synchronize", ()),
+    "close": ("_write_models", ()),
 }
 
 
@@ -101,15 +106,19 @@ def broken(*given, **settings):
 @pytest.mark.parametrize("name", CALLS)
 def test_what_a_call_raises_goes_through_the_scope(name, monkeypatch):
     program = history(ScopedBackend()).program
-    monkeypatch.setattr(TracedProgram, name, broken)
+    called, given = CALLS[name]
+    owner, _, function = f"program.{called}".rpartition(".")
+    monkeypatch.setattr(attrgetter(owner)(SimpleNamespace(program=program)), function, broken)
+    if name == "compile":  # other errors become a CompileError
+        monkeypatch.setattr(NotedProgram, "can_compile_steps", False)
     with pytest.raises(RuntimeError, match="translated"):
-        getattr(program, name)(*CALLS[name])
+        getattr(program, name)(*given)
     assert not program.checked.depth
 
 
 def test_what_a_pullback_raises_goes_through_the_scope(monkeypatch):
     program = history(ScopedBackend()).program
-    monkeypatch.setattr(TracedProgram, "forward_pullback", lambda *given: ((), {}, broken))
-    _, _, pullback = program.forward_pullback([])
+    monkeypatch.setattr(program, "_switch", SimpleNamespace(run=lambda *given: ((), {}, broken)))
+    _, _, pullback = program.forward_pullback([None])
     with pytest.raises(RuntimeError, match="the backward pass of a batch through segment 'built': translated"):
         pullback([])

@@ -210,13 +210,9 @@ def check_partial(environment: Environment, launcher: Variables | None) -> None:
             continue
         if launcher is None:
             _check_alone(environment, variables)
-        elif not _starts_others(environment, launcher) and variables is not SLURM:  # its zeros may be of a batch script
+        elif variables is not SLURM and not (launcher is TORCHRUN and environment.get("LOCAL_WORLD_SIZE")):
+            # Slurm's zeros may be of a batch script, and torchrun may have been started by the other launcher.
             check_agreement(environment, [variables, launcher])
-
-
-def _starts_others(environment: Environment, launcher: Variables) -> bool:
-    """Whether a launcher may have been started by another, whose variables are left."""
-    return launcher is TORCHRUN and bool(environment.get("LOCAL_WORLD_SIZE"))
 
 
 def _check_alone(environment: Environment, variables: Variables) -> None:

@@ -55,9 +55,9 @@ def test_arrays_become_a_vector_for_each_dtype_and_come_back():
     }
     np.testing.assert_array_equal(vectors["a"]["float32"], [0, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6, 7])
     assert_equal(flattening.unflatten(vectors), parameters)
-    flat_slots = flattening.flatten_slots(kept)
+    flat_slots = flattening.flatten(kept)
     np.testing.assert_array_equal(flat_slots["b"]["float64"]["v"], 20 * vectors["b"]["float64"])
-    assert_equal(flattening.unflatten_slots(flat_slots), kept)
+    assert_equal(flattening.unflatten(flat_slots), kept)
 
 
 def test_gradients_are_laid_out_in_the_order_of_the_parameters():
@@ -71,8 +71,8 @@ def test_models_without_slots_are_flattened_too():
     parameters = {"a": model("f4", "f4")}
     kept = {"a": {name: {} for name in parameters["a"]}}
     flattening, _ = plan(parameters, {"a": update_rule(Optimizer("sgd"))}, kept)
-    assert flattening.flatten_slots(kept) == {"a": {"float32": {}}}
-    assert flattening.unflatten_slots(flattening.flatten_slots(kept)) == kept
+    assert flattening.flatten(kept) == {"a": {"float32": {}}}
+    assert flattening.unflatten(flattening.flatten(kept)) == kept
 
 
 def whole_parameter_rule():
@@ -96,4 +96,4 @@ def test_other_models_stay_as_they_are(reason, arrays, change):
     flattening, kept = plan({"a": arrays}, **change)
     assert flattening.flatten({"a": arrays})["a"] is arrays, reason
     assert flattening.unflatten({"a": arrays})["a"] is arrays
-    assert flattening.flatten_slots(kept)["a"] is flattening.unflatten_slots(kept)["a"] is kept["a"]
+    assert flattening.flatten(kept)["a"] is flattening.unflatten(kept)["a"] is kept["a"]

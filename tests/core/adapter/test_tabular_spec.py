@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from anyaccel.adapter.model_specs import TabularSpec, embedding_width
+from anyaccel.adapter.precision_casts import codes_reason
 from anyaccel.errors import ShapeError, SpecError
 
 
@@ -63,11 +64,11 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 
 def test_codes_that_sixteen_bits_do_not_hold_are_a_reason():
-    assert TabularSpec(1, (257,)).precision_reason("bf16-mixed") == (
+    assert codes_reason(TabularSpec(1, (257,)), "bf16-mixed") == (
         "its codes of up to 256 are not exact in bfloat16, which is exact up to 256"
     )
-    assert not TabularSpec(1, (256,)).precision_reason("bf16-mixed")
-    assert not TabularSpec(1, (2048,)).precision_reason("fp16-mixed")
-    assert TabularSpec(1, (2049,)).precision_reason("fp16-mixed")
-    assert not TabularSpec(1, (100_000,)).precision_reason("float32")
-    assert not TabularSpec(5).precision_reason("bf16-mixed")
+    assert not codes_reason(TabularSpec(1, (256,)), "bf16-mixed")
+    assert not codes_reason(TabularSpec(1, (2048,)), "fp16-mixed")
+    assert codes_reason(TabularSpec(1, (2049,)), "fp16-mixed")
+    assert not codes_reason(TabularSpec(1, (100_000,)), "float32")
+    assert not codes_reason(TabularSpec(5), "bf16-mixed")

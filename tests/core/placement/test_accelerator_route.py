@@ -16,7 +16,7 @@ import pytest
 import anyaccel
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SequentialMLP, TrainPhase
 from anyaccel.graph import Plan
-from anyaccel.graph.device_assignment import DeviceAssigner
+from anyaccel.graph.device_assignment import DeviceAssigner, Request
 from anyaccel.phases.bound_phase import place as place_nodes
 from anyaccel.registry import Registry
 
@@ -117,9 +117,7 @@ def test_a_node_of_a_phase_is_assigned_and_placed_by_few_modules() -> None:
         nodes=graph.nodes,
         shapes=graph.shapes,
         registry=anyaccel.registry.registry(),
-        accelerator=phase.accelerator,
-        strict=False,
-        policy=None,
+        request=Request("t", phase.accelerator),
     )
     with traced("place") as route:
         assigned = assigner.assign({"net"})

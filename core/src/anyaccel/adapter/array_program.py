@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -58,6 +59,10 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         self._draws = 0
         scale = loss_scale_of(segment)
         self._loss_scale = None if scale is None else ProgramLossScale(scale)
+
+    def scope(self, subject: str) -> AbstractContextManager[None]:
+        """Return the context that a call computes in, by default none; see `ScopedProgram`."""
+        return nullcontext()
 
     def seed(self, key: int) -> None:
         self._seed, self._draws = key, 0
@@ -118,20 +123,17 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         needs_pullback = not self._layout.needs_cotangent.isdisjoint(op.outputs)
         if not op.trainable and not needs_pullback:
             return self._evaluate(op, inputs)
-        applied = self._apply(op, inputs)
+        if op.model is None:
+            applied = concatenate_vjp(self._ops, op, inputs)
+        else:
+            owner, key = self._layout.owner[op.label], self._random_key(op)
+            applied = self._model_vjp(op, self._state.parameters[owner], self._buffers[owner], inputs, key)
+            if op.trainable and applied.buffers is not None:
+                self._buffers[owner] = applied.buffers
         operation_outputs(op, applied.outputs, training=op.trainable)
         if needs_pullback:
             tape.append((op, applied))
         return applied.outputs
-
-    def _apply(self, op: Operation, inputs: tuple[Any, ...]) -> VjpResult:
-        if op.model is None:
-            return concatenate_vjp(self._ops, op, inputs)
-        owner, key = self._layout.owner[op.label], self._random_key(op)
-        applied = self._model_vjp(op, self._state.parameters[owner], self._buffers[owner], inputs, key)
-        if op.trainable and applied.buffers is not None:
-            self._buffers[owner] = applied.buffers
-        return applied
 
     def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
         keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
@@ -175,11 +177,13 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return self._ops.xp.zeros_like(value) if cotangent is None and value is not None else cotangent
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        return self._dataflow.loss_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
+        with self.scope(f"the weights of losses of segment {self.segment.label!r}"):
+            return self._dataflow.loss_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """Return the weights of `loss_weights`, but 0 if nothing counts, so that they can be added over processes."""
-        return self._dataflow.summed_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
+        with self.scope(f"the weights of losses of segment {self.segment.label!r}"):
+            return self._dataflow.summed_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     # -- the loss scale --------------------------------------------------------------------------------------------
 
@@ -209,23 +213,30 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
             finite = all(bool(is_finite) for _, is_finite in self._state.gradient_stats().values())
             self._loss_scale.count(finite=finite)
         if finite:
-            self._state.optimizer_step(self._state.clip_factors(), self._value(means))
+            value = None
+            if self._state.optimizer.needs_value:  # the weighted sum of the losses, on the device of the first
+                device = self.segment.losses[0].device
+                value = weighted_sum([self._ops.move(mean, device) for mean in means], self.segment.losses)
+            self._state.optimizer_step(self._state.clip_factors(), value)
         else:
             self._state.zero_grad()
 
     # -- gradients and updates -------------------------------------------------------------------------------------
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        return self._state.gradient_stats()
+        with self.scope("gradient statistics"):
+            return self._state.gradient_stats()
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        return self._state.optimizer.clip_factor(limit, squares)
+        with self.scope("the clipping factor of gradients"):
+            return self._state.optimizer.clip_factor(limit, squares)
 
     def map_gradients(self, fn: Callable[[Any], Any]) -> None:
         self._state.map_gradients(fn)
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        self._state.optimizer_step(scale or {})
+        with self.scope(f"an update of segment {self.segment.label!r}"):
+            self._state.optimizer_step(scale or {})
 
     def zero_grad(self) -> None:
         self._state.zero_grad()
@@ -242,55 +253,31 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         """Run `n_steps` training steps as a plain loop; return mean losses [n_steps, losses] on the device of the first
         loss.
         """
-        pairs = list(zip(columns, orders, strict=True))
         means = []
-        for first in range(start, start + n_steps * batch_size, batch_size):
-            means.append(self._train_step(pairs, first, batch_size, n_microbatches))
+        for first in range(start, start + n_steps * batch_size, batch_size):  # a comprehension would keep arrays
+            means.append(self._train_step(columns, orders, first, batch_size, n_microbatches))
         device = self.segment.losses[0].device
         table = [self._ops.move(self._ops.xp.stack(column), device) for column in zip(*means, strict=True)]
         table = [cast(self._ops, column, table[0].dtype) for column in table]
         return self._ops.xp.stack(table, axis=1)
 
     def _train_step(
-        self, columns: Sequence[tuple[Any, Any]], first: int, batch_size: int, n_microbatches: int
+        self, columns: Sequence[Any], orders: Sequence[Any], first: int, batch_size: int, n_microbatches: int
     ) -> list[Any]:
-        size, losses = batch_size // n_microbatches, []
-        scale = self._microbatch_scale(columns, first, batch_size, n_microbatches) if n_microbatches > 1 else {}
+        size, losses, scale, gather = batch_size // n_microbatches, [], {}, self._ops.gather_rows
+        if n_microbatches > 1:
+            scale = self._dataflow.microbatch_scale(
+                n_microbatches, columns, orders, lambda x, order: gather(x, first, first + batch_size, order)
+            )
         for begin in range(first, first + batch_size, size):
-            inputs = [self._ops.gather_rows(column, begin, begin + size, order) for column, order in columns]
+            inputs = [gather(x, begin, begin + size, order) for x, order in zip(columns, orders, strict=True)]
             losses.append(self._backward(inputs, scale))
         if n_microbatches > 1:
-            self._state.average_gradients(n_microbatches)
-        terms, sums = (
-            self.segment.losses,
-            {label: _summed([step_losses[label] for step_losses in losses]) for label in losses[0]},
-        )
-        means = [sums[term.label][0] / divisor(self._ops, term, sums[term.label][1]) for term in terms]
+            self._state.map_gradients(lambda gradient: gradient / n_microbatches)
+        sums = {label: _summed([step_losses[label] for step_losses in losses]) for label in losses[0]}
+        means = [sums[term.label][0] / divisor(self._ops, term, sums[term.label][1]) for term in self.segment.losses]
         self._step_unless_skipped(means)
         return [*means, *(sums[term.label][1] for term in self._dataflow.weighted)]
-
-    def _value(self, means: Sequence[Any]) -> Any:
-        """Return the weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
-        if not self._state.optimizer.needs_value:
-            return None
-        device = self.segment.losses[0].device
-        return weighted_sum([self._ops.move(mean, device) for mean in means], self.segment.losses)
-
-    def _microbatch_scale(
-        self, columns: Sequence[tuple[Any, Any]], first: int, batch_size: int, n_microbatches: int
-    ) -> dict[str, Any]:
-        """Return factors of sums in each micro-batch, before gradients are averaged, for losses that weight rows."""
-        if not self._dataflow.weighted:
-            return {}
-        needed = {name for names in self._dataflow.weighted.values() for name in names}
-        pairs = zip(self.segment.inputs, columns, strict=True)
-        whole = {
-            name: self._ops.gather_rows(column, first, first + batch_size, order)
-            for name, (column, order) in pairs
-            if name in needed
-        }
-        weights = self._dataflow.loss_weights(whole)
-        return {term.label: n_microbatches * term.weight / weights[term.label] for term in self._dataflow.weighted}
 
     def _backward(self, inputs: Sequence[Any], scale: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Return losses after adding the gradients. The tape is freed on return, before the optimizer step."""
@@ -342,9 +329,10 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
 
     def close(self) -> dict[str, NodeState]:
         """Write to the user's models, and return the optimizer state."""
-        self._settle_loss_scale()
-        self._write_models(self._state.parameters, self._buffers, self._state.states)
-        return self._state.all_states()
+        with self.scope("the state of models"):
+            self._settle_loss_scale()
+            self._write_models(self._state.parameters, self._buffers, self._state.states)
+            return self._state.all_states()
 
 
 def _summed(sums: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:

@@ -196,7 +196,10 @@ def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_who
     """Return the other dependencies of a segment's functions, besides `python_values`; None if they cannot be
     cached.
     """
-    models = [(id(model), _parameter_specs(layout, label)) for label, model in layout.models.items()]
+    models = [
+        (id(model), tuple((name, tuple(x.shape), str(x.dtype)) for name, x in layout.parameters[label].items()))
+        for label, model in layout.models.items()
+    ]
     losses = [
         (term.label, term.loss.name, repr(term.loss.kwargs), term.inputs, term.device, term.weight)
         for term in segment.losses
@@ -220,11 +223,11 @@ def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_who
     operations = [replace(op, model=None if op.model is None else id(op.model)) for op in segment.operations]
     values = (tuple(segment.inputs.items()), segment.outputs, segment.needs_pullback, segment.precision)
     key = (type(ops), ops.variant, as_a_whole, tuple(operations), values, tuple(models), tuple(losses), tuple(groups))
-    return key if _has_weak_references(layout) and _is_hashable(key) else None
-
-
-def _parameter_specs(layout: SegmentLayout, label: str) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    return tuple((name, tuple(array.shape), str(array.dtype)) for name, array in layout.parameters[label].items())
+    try:
+        hash(key)
+        return key if all(weakref.ref(model) is not None for model in layout.models.values()) else None
+    except TypeError:  # a part has no hash, or a model cannot be referred to weakly
+        return None
 
 
 def _owned(owner: str, key: Any) -> list[tuple[str, Any]]:
@@ -239,21 +242,6 @@ def _is_module_attribute(obj: Any) -> bool:
     """Return whether its module has a class or function under its name."""
     module = sys.modules.get(str(getattr(obj, "__module__", "")))
     return getattr(module, str(getattr(obj, "__qualname__", "")), None) is obj
-
-
-def _has_weak_references(layout: SegmentLayout) -> bool:
-    try:
-        return all(weakref.ref(model) is not None for model in layout.models.values())
-    except TypeError:
-        return False
-
-
-def _is_hashable(key: Any) -> bool:
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True
 
 
 # -- CompileWatch: whether Python values that compiled functions have read are still the same --------------------------

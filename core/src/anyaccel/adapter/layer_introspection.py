@@ -20,7 +20,6 @@ from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.call_layout import POSITIONAL, Arguments, CallLayout
 from anyaccel.adapter.losses import make_loss
 from anyaccel.errors import ShapeError
-from anyaccel.precision import NodePrecision
 from anyaccel.specs import Loss, LossTargets
 
 _IMAGE_LAYERS = ("Conv", "Pooling", "UpSampling", "ZeroPadding", "Cropping")
@@ -91,33 +90,6 @@ class LayerLibrary:
     def layer_attributes(self) -> frozenset[str]:
         """Names of the attributes that every layer has for its own bookkeeping."""
         return frozenset(vars(self.module.Layer()))
-
-    # -- dtypes ----------------------------------------------------------------------------------------------------
-
-    def precision_reason(self, model: Any, precision: str) -> str:
-        """Return why layers cannot be computed in a precision; `""` if they can."""
-        if precision == "float32" and model.compute_dtype == "float32":
-            return ""
-        if NodePrecision(precision).is_mixed:
-            return ""
-        dtype = NodePrecision(precision).dtype
-        return f"its layers compute in {dtype} only if they are created with dtype={dtype!r}"
-
-    @contextmanager
-    def computing_in(self, model: Any, precision: NodePrecision) -> Iterator[None]:
-        """Set the dtype policy of a mixed precision on the layers of a model that compute in float32, inside this
-        context.
-        """
-        layers = [part for _, part in self.walk(model) if self.is_layer(part)] if precision.is_mixed else []
-        plain = [(layer, layer.dtype_policy) for layer in layers if layer.dtype_policy.name == "float32"]
-        policy = self.module.DTypePolicy(f"mixed_{precision.dtype}") if plain else None
-        try:
-            for layer, _ in plain:
-                layer.dtype_policy = policy
-            yield
-        finally:
-            for layer, before in plain:
-                layer.dtype_policy = before
 
     # -- walking ---------------------------------------------------------------------------------------------------
 
@@ -228,24 +200,21 @@ class LayerLibrary:
         order. A layer whose `call` has fewer positional parameters than there are inputs takes them as one list.
         """
         if self.is_functional(layer):
-            return self._functional_packing(layer, layout)
+            tree, structure = self.module.tree, layer.input
+            names = self._input_names(layer) if layout.is_named else []
+
+            def pack(inputs: Sequence[Any]) -> Arguments:
+                positional, named = layout.bind(inputs)
+                flat = [named[name] for name in names] if named else list(positional)
+                return [tree.pack_sequence_as(structure, flat)], {}
+
+            return pack
         parameters = self._call_parameters(layer)
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         takes_all = len(positional) >= n_inputs or any(p.kind is p.VAR_POSITIONAL for p in parameters)
         if layout.is_named or n_inputs == 1 or takes_all:
             return layout.bind
         return lambda inputs: ([list(inputs)], {})
-
-    def _functional_packing(self, layer: Any, layout: CallLayout) -> Callable[[Sequence[Any]], Arguments]:
-        tree, structure = self.module.tree, layer.input
-        names = self._input_names(layer) if layout.is_named else []
-
-        def pack(inputs: Sequence[Any]) -> Arguments:
-            positional, named = layout.bind(inputs)
-            flat = [named[name] for name in names] if named else list(positional)
-            return [tree.pack_sequence_as(structure, flat)], {}
-
-        return pack
 
     def _input_names(self, layer: Any) -> list[str]:
         """Return names of a functional model's inputs, in the order of its flat structure: keys of a dict, otherwise
@@ -272,9 +241,18 @@ class LayerLibrary:
         """Return the format of inputs and outputs of a layer for images, or of a sequence that begins or ends with
         one.
         """
-        layers = [layer for layer in self._flat(model) if not _is_elementwise(layer)]
-        first, last = (_image_format(end[0]) if end else "" for end in (layers[:1], layers[-1:]))
-        return first, "" if layers and "Global" in type(layers[-1]).__name__ else last
+        layers = [
+            layer
+            for layer in self._flat(model)
+            if not any(package in type(layer).__module__ for package in _ELEMENTWISE_LAYERS)
+        ]
+        formats = [
+            str(getattr(layer, "data_format", ""))
+            if any(word in type(layer).__name__ for word in _IMAGE_LAYERS)
+            else ""
+            for layer in layers
+        ] or [""]
+        return formats[0], "" if layers and "Global" in type(layers[-1]).__name__ else formats[-1]
 
     def _flat(self, layer: Any) -> list[Any]:
         layers = layer.layers if self.is_sequential(layer) else []
@@ -421,15 +399,6 @@ def _is_unseeded(initializer: Any) -> bool:
         return hasattr(initializer, "seed") and initializer.get_config().get("seed", 0) is None
     except NotImplementedError:  # the user's own class need not have a configuration
         return False
-
-
-def _image_format(layer: Any) -> str:
-    is_for_images = any(word in type(layer).__name__ for word in _IMAGE_LAYERS)
-    return str(getattr(layer, "data_format", "")) if is_for_images else ""
-
-
-def _is_elementwise(layer: Any) -> bool:
-    return any(package in type(layer).__module__ for package in _ELEMENTWISE_LAYERS)
 
 
 def _refuse_broadcasting(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:

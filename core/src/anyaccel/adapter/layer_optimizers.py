@@ -155,7 +155,9 @@ class LayerOptimizerRule(UpdateRule):
             return self
         identities = {}
         for name, variable in variables.items():
-            in_steps = _seen_in_steps(variable)
+            # what the library passes to a step: TensorFlow's own variable, which has a name
+            value: Any = getattr(variable, "value", None)
+            in_steps = value if isinstance(getattr(value, "name", None), str) else variable
             identities[name] = _Identity(
                 name=str(variable.name),
                 path=str(getattr(variable, "path", variable.name)),
@@ -381,14 +383,6 @@ def _stateless(own: type, module: Any) -> Any:
     added = {"add_variable_from_reference": add_variable_from_reference, "owner_and_slot": owner_and_slot}
     stateless: Any = type(own.__name__, (own, general), added)
     return stateless
-
-
-def _seen_in_steps(variable: Any) -> Any:
-    """Return the object that the library passes to a step for a variable: TensorFlow's own variable, which has a
-    name.
-    """
-    value = getattr(variable, "value", None)
-    return value if isinstance(getattr(value, "name", None), str) else variable
 
 
 def reads_names(own: Any, module: Any) -> bool:

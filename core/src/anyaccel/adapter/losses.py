@@ -167,7 +167,10 @@ class NamedLoss:
         if self._takes_classes:
             positions = list(shape)
             del positions[self._settings.get("class_axis", -1)]
-            matches = _are_classes(self._ops, outputs, targets, positions)
+            kind = self._ops.kind(targets)
+            matches = matches and kind == "floating"
+            if kind == "integer":
+                matches = outputs.ndim > 1 and list(targets.shape) == positions
             expected = f"class indices of shape {positions}, or floating probabilities of shape {shape}"
         if not matches:
             raise ShapeError(
@@ -176,13 +179,6 @@ class NamedLoss:
                 available=expected,
                 hint="change the shape of the targets",
             )
-
-
-def _are_classes(ops: ArrayOps, outputs: Any, targets: Any, positions: Sequence[int]) -> bool:
-    kind = ops.kind(targets)
-    if kind == "integer":
-        return outputs.ndim > 1 and list(targets.shape) == list(positions)
-    return kind == "floating" and tuple(targets.shape) == tuple(outputs.shape)
 
 
 def _shown(array: Any) -> str:

@@ -53,9 +53,13 @@ def mixed_tensors(error: BaseException, device_of: DeviceOf, framework: Collecti
     if not users:
         return MixedTensors(node=node)
     frame, number = users[-1]
-    named = ((name, value, device_of(value)) for name, value in _values(frame, number))
-    tensors = tuple(f"{name} on {device}{_mover(value)}" for name, value, device in named if device is not None)
-    return MixedTensors(node=node, line=f"{frame.f_code.co_filename}:{number}", tensors=tensors)
+    tensors = []
+    for name, value in _values(frame, number):
+        if (device := device_of(value)) is not None:
+            # the line that a ledger recorded, from the functions registered in "last_mover"
+            moved_at = next(filter(None, (mover(value) for mover in extensions("last_mover"))), "")
+            tensors.append(f"{name} on {device}" + (moved_at and f", moved there at {moved_at}"))
+    return MixedTensors(node=node, line=f"{frame.f_code.co_filename}:{number}", tensors=tuple(tensors))
 
 
 def _root(frame: FrameType) -> str:
@@ -87,9 +91,3 @@ def _value(frame: FrameType, name: str) -> Any:
     attributes = vars(value) if hasattr(value, "__dict__") else {}
     places = (attributes, *(attributes.get(held) for held in ("_parameters", "_buffers")))  # of a module of torch
     return next((place[attribute] for place in places if isinstance(place, dict) and attribute in place), None)
-
-
-def _mover(tensor: Any) -> str:
-    """Return the line that a ledger recorded for a tensor, from the functions registered in "last_mover", or `""`."""
-    line = next(filter(None, (mover(tensor) for mover in extensions("last_mover"))), "")
-    return line and f", moved there at {line}"

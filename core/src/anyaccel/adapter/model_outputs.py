@@ -88,12 +88,28 @@ def probe_outputs(
     first, second = map(run, _PROBED_BATCHES)
     shapes = [{path: tuple(map(int, output.shape)) for path, output in outputs.items()} for outputs in (first, second)]
     found = [
-        OutputSpec(path, TensorSpec(_without(shape, axis), dtype_name(first[path])), axis)
+        OutputSpec(
+            path,
+            TensorSpec(shape if axis is None else (*shape[:axis], *shape[axis + 1 :]), dtype_name(first[path])),
+            axis,
+        )
         for path, shape in shapes[0].items()
         if (axis := _batch_axis(shape, shapes[1].get(path))) != _NO_OUTPUT
     ]
     if not any(output.batch_axis is not None for output in found):
-        raise _no_batch(model_name, shapes[0], shapes[1], hint)
+        if len(shapes[0]) < len(shapes[1]):
+            hint = (
+                "wrap a model that returns a list with an entry for each sample (a detector) in a module "
+                "whose forward returns a tensor, and call it in a custom step, TrainPhase(step=...): "
+                "docs/how-to/custom-step.md"
+            )
+        shown = [", ".join(str(list(shape)) for shape in by_path.values()) for by_path in shapes]
+        raise ShapeError(
+            f"{model_name} returns {shown[0]} for a batch of {_PROBED_BATCHES[0]}, "
+            f"and {shown[1]} for a batch of {_PROBED_BATCHES[1]}",
+            cause="one axis of an output must be the batch, at any batch size",
+            hint=hint,
+        )
     return tuple(found)
 
 
@@ -109,28 +125,6 @@ def _batch_axis(shape: tuple[int, ...], other: tuple[int, ...] | None) -> int | 
         return None
     is_batch = len(differ) == 1 and (shape[differ[0]], other[differ[0]]) == _PROBED_BATCHES
     return differ[0] if is_batch else _NO_OUTPUT
-
-
-def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
-
-
-def _no_batch(
-    model_name: str, first: Mapping[Path, tuple[int, ...]], second: Mapping[Path, tuple[int, ...]], hint: str
-) -> ShapeError:
-    shown = [", ".join(str(list(shape)) for shape in shapes.values()) for shapes in (first, second)]
-    if len(first) < len(second):
-        hint = (
-            "wrap a model that returns a list with an entry for each sample (a detector) in a module "
-            "whose forward returns a tensor, and call it in a custom step, TrainPhase(step=...): "
-            "docs/how-to/custom-step.md"
-        )
-    return ShapeError(
-        f"{model_name} returns {shown[0]} for a batch of {_PROBED_BATCHES[0]}, "
-        f"and {shown[1]} for a batch of {_PROBED_BATCHES[1]}",
-        cause="one axis of an output must be the batch, at any batch size",
-        hint=hint,
-    )
 
 
 CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ZeroDivisionError)

@@ -16,7 +16,6 @@ from anyaccel import arguments, rng
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ConfigError, ShapeError, SpecError
-from anyaccel.precision import NodePrecision
 from anyaccel.suggestions import did_you_mean
 
 _MAX_LAYERS, _MAX_WIDTH = 10_000, 2**24  # a configuration from anywhere must not end in a hang
@@ -114,10 +113,6 @@ class ModelSpec(ABC):
             problem, hint = f"{cls.model} has no setting {', '.join(unknown)}", did_you_mean(unknown[0], field_names)
             raise ConfigError(problem, available=", ".join(field_names), hint=hint)
         return cls(**config)
-
-    def precision_reason(self, precision: str) -> str:
-        """Return why casting inputs to a precision would change more than their rounding; `""` if it does not."""
-        return ""
 
     @abstractmethod
     def weight_shapes(self, inputs: Shapes) -> dict[str, tuple[int, ...]]:
@@ -310,16 +305,6 @@ class TabularSpec(ModelSpec):
     def output_shape(self) -> tuple[int, ...]:
         """Shape of one sample of the output."""
         return (self.n_outputs,)
-
-    def precision_reason(self, precision: str) -> str:
-        """Return why a precision cannot hold the codes exactly, as 16-bit floats hold few integers; `""` if it can."""
-        dtype = NodePrecision(precision).dtype
-        exact, most = {"bfloat16": 2**8, "float16": 2**11}.get(dtype, 2**24), max(self.cardinalities, default=0)
-        return (
-            f"its codes of up to {most - 1} are not exact in {dtype}, which is exact up to {exact}"
-            if most > exact
-            else ""
-        )
 
     def weight_shapes(self, inputs: Sequence[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return the shape of each part's weight: `embeddings.0` and so on, then `layers.0` and so on.

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, at_least_float32, scaled
-from anyaccel.adapter.optimizers import UpdateRule, grouped_rule
+from anyaccel.adapter.optimizers import GroupedRule, UpdateRule
 from anyaccel.errors import SpecError
 from anyaccel.formulas import cast
 from anyaccel.segment import LossTerm, ParameterGroup
@@ -42,7 +42,11 @@ class OptimizerStep:
     ) -> None:
         self._ops = ops
         groups = list(groups)
-        self.rules = {group.name: grouped_rule(group.optimizer, ops.update_rule) for group in groups}
+        specs = {group.name: group.optimizer for group in groups}
+        self.rules = {
+            name: GroupedRule(spec, ops.update_rule) if spec.groups else ops.update_rule(spec)
+            for name, spec in specs.items()
+        }
         self.constraints, self.trees = constraints, trees
         self._of_nodes = {
             node: self.rules[group.name].for_tree(trees[node])
@@ -50,7 +54,6 @@ class OptimizerStep:
             for node in group.nodes
             if trees.get(node) is not None
         }
-        specs = {name: rule.optimizer for name, rule in self.rules.items()}
         self.clip_norms = {name: float(spec.clip_norm) for name, spec in specs.items() if spec.clip_norm is not None}
         self.clip_values = {name: float(spec.clip_value) for name, spec in specs.items() if spec.clip_value is not None}
 
@@ -87,20 +90,24 @@ class OptimizerStep:
             new_parameters[node], new_slots[node] = {}, {}
             grads = {name: g if factor is None else scaled(self._ops, g, factor) for name, g in arrays.items()}
             grads = {name: self._clipped(group, g) for name, g in grads.items()}
-            rule = self.rule_of(group, node)
-            for names in _batches(rule, parameters[node], grads):
-                updated, kept = self._step(
-                    rule, parameters[node], {n: grads[n] for n in names}, slots[node], coefficients[node]
-                )
-                new_parameters[node].update(self._constrained(node, updated))
+            rule, before, constraints = self.rule_of(group, node), parameters[node], self.constraints.get(node, {})
+            together: dict[Any, list[str]] = {}  # those of one dtype, or all if the rule needs them all
+            for name in grads:
+                together.setdefault(before[name].dtype if rule.per_parameter else None, []).append(name)
+            for names in together.values():
+                dtype = before[names[0]].dtype
+                scalars = {  # Python floats adapt to any dtype
+                    key: value if isinstance(value, float) else cast(self._ops, value, dtype)
+                    for key, value in coefficients[node].items()
+                }
+                updated, kept = rule.step(self._ops.xp, before, {n: grads[n] for n in names}, slots[node], scalars)
+                for name, w in updated.items():
+                    after = cast(self._ops, w, before[name].dtype)
+                    if name in constraints:
+                        after = cast(self._ops, constraints[name](after), after.dtype)
+                    new_parameters[node][name] = after
                 new_slots[node].update(kept)
         return new_parameters, new_slots
-
-    def _step(self, rule: UpdateRule, parameters: Any, grads: Any, slots: Any, coefficients: Any) -> tuple[Any, Any]:
-        dtype = parameters[next(iter(grads))].dtype
-        scalars = {key: self._in_dtype(value, dtype) for key, value in coefficients.items()}
-        updated, kept = rule.step(self._ops.xp, parameters, grads, slots, scalars)
-        return {name: cast(self._ops, w, parameters[name].dtype) for name, w in updated.items()}, kept
 
     def with_value(self, group: str, coefficients: Any, value: Any) -> Any:
         """Return a group's coefficients by node, with the value of the loss if its rule needs it.
@@ -125,15 +132,6 @@ class OptimizerStep:
             return gradient
         return cast(self._ops, self._ops.xp.minimum(limit, self._ops.xp.maximum(gradient, -limit)), gradient.dtype)
 
-    def _constrained(self, node: str, updated: dict[str, Any]) -> dict[str, Any]:
-        constraints = self.constraints.get(node)
-        if not constraints:
-            return updated
-        return {
-            name: cast(self._ops, constraints[name](w), w.dtype) if name in constraints else w
-            for name, w in updated.items()
-        }
-
     def gradient_stats(self, gradients: Any) -> tuple[Any, Any]:
         """Return the squared norm of gradients by node and name, and whether all are finite."""
         xp, arrays = self._ops.xp, [gradient for by_name in gradients.values() for gradient in by_name.values()]
@@ -149,10 +147,6 @@ class OptimizerStep:
         for square in squares[1:]:
             total = total + cast(self._ops, square, total.dtype)
         return self._ops.xp.minimum(1.0, limit / (self._ops.xp.sqrt(total) + 1e-6))
-
-    def _in_dtype(self, value: Any, dtype: Any) -> Any:
-        """Return a scalar in a dtype; Python floats adapt to any."""
-        return value if isinstance(value, float) else cast(self._ops, value, dtype)
 
 
 class CompiledOptimizerStep:
@@ -171,16 +165,6 @@ class CompiledOptimizerStep:
     def update(self) -> dict[str, Function]:
         """By group, the compiled `OptimizerStep.update` without its first argument."""
         return {name: self._compile(partial(self._step.update, name)) for name in self._step.rules}
-
-
-def _batches(rule: UpdateRule, parameters: Any, grads: Any) -> Iterable[list[str]]:
-    """Return names of parameters to update together: those of one dtype, or all if the rule needs them all."""
-    if not rule.per_parameter:
-        return [list(grads)]
-    names_by_dtype: dict[Any, list[str]] = {}
-    for name in grads:
-        names_by_dtype.setdefault(parameters[name].dtype, []).append(name)
-    return names_by_dtype.values()
 
 
 def weighted_sum(means: Sequence[Any], losses: Sequence[LossTerm]) -> Any:

@@ -177,11 +177,6 @@ def unmatched_patterns(optimizer: Optimizer, names: Iterable[str]) -> list[str]:
     return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in all_names)]
 
 
-def grouped_rule(optimizer: Optimizer, make: Callable[[Optimizer], UpdateRule]) -> UpdateRule:
-    """Return the rule of an optimizer; `make` creates one for settings that are the same for all parameters."""
-    return GroupedRule(optimizer, make) if optimizer.groups else make(optimizer)
-
-
 class GroupedRule(UpdateRule):
     """Update the parameters of each group by a separate rule; coefficients are named `GROUP|NAME`."""
 

@@ -95,10 +95,6 @@ class ParameterState:
                 gradients = self._gradients.get(node, {})
                 gradients.update({name: fn(gradients[name]) for name in self.parameters[node] if name in gradients})
 
-    def average_gradients(self, n_microbatches: int) -> None:
-        """Divide every gradient by the number of micro-batches it was summed over."""
-        self.map_gradients(lambda gradient: gradient / n_microbatches)
-
     def gradient_stats(self) -> dict[str, tuple[Any, Any]]:
         """Return squared norm and finiteness by group, on the device of its first node."""
         return {name: self._group_stats(nodes) for name, nodes in self._layout.groups.items()}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps
+from anyaccel.adapter.layer_introspection import LayerLibrary
+from anyaccel.adapter.model_specs import ModelSpec
 from anyaccel.formulas import cast
 from anyaccel.precision import NodePrecision
 
@@ -48,10 +50,10 @@ def apply_in_precision(
         in_precision = {name: cast_in(array) for name, array in parameters.items()}
         outputs, after = apply(in_precision, held, tuple(map(cast_in, inputs)))
     whole_dtype = own_dtype(ops, parameters, inputs)
-    outputs = tuple(
-        output if output is None or whole_dtype is None else _back(ops, output, dtype, whole_dtype)
-        for output in outputs
-    )
+    if whole_dtype is not None:
+        outputs = tuple(
+            output if output is None or output.dtype != dtype else ops.astype(output, whole_dtype) for output in outputs
+        )
     if after is not None:
         after = {name: cast(ops, array, buffers[name].dtype) for name, array in after.items()}
     return outputs, after
@@ -68,5 +70,41 @@ def own_dtype(ops: ArrayOps, parameters: Mapping[str, Any], inputs: tuple[Any, .
     return next(floating, None)
 
 
-def _back(ops: ArrayOps, output: Any, dtype: Any, own: Any) -> Any:
-    return ops.astype(output, own) if output.dtype == dtype else output
+# -- precisions of layers and of the models that exist in every framework ----------------------------------------------
+
+
+def layers_reason(model: Any, precision: str) -> str:
+    """Return why layers of a library cannot be computed in a precision; `""` if they can."""
+    wanted = NodePrecision(precision)
+    if wanted.is_mixed or precision == model.compute_dtype == "float32":
+        return ""
+    return f"its layers compute in {wanted.dtype} only if they are created with dtype={wanted.dtype!r}"
+
+
+@contextmanager
+def layers_computing_in(library: LayerLibrary, model: Any, precision: NodePrecision) -> Iterator[None]:
+    """Give the layers of a model that compute in float32 the dtype policy of a mixed precision, inside this context."""
+    layers = [part for _, part in library.walk(model) if library.is_layer(part)] if precision.is_mixed else []
+    plain = [(layer, layer.dtype_policy) for layer in layers if layer.dtype_policy.name == "float32"]
+    policy = library.module.DTypePolicy(f"mixed_{precision.dtype}") if plain else None
+    try:
+        for layer, _ in plain:
+            layer.dtype_policy = policy
+        yield
+    finally:
+        for layer, before in plain:
+            layer.dtype_policy = before
+
+
+def codes_reason(spec: ModelSpec, precision: str) -> str:
+    """Return why a precision cannot hold the codes of a `TabularSpec` exactly, as 16-bit floats hold few integers; `""`
+    if it can, and for other specs.
+    """
+    dtype = NodePrecision(precision).dtype
+    exact, most = (
+        {"bfloat16": 2**8, "float16": 2**11}.get(dtype, 2**24),
+        max(getattr(spec, "cardinalities", ()), default=0),
+    )
+    if most <= exact:
+        return ""
+    return f"its codes of up to {most - 1} are not exact in {dtype}, which is exact up to {exact}"

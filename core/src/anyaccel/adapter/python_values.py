@@ -14,7 +14,7 @@ import sys
 import types
 import weakref
 from argparse import Namespace
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -146,40 +146,58 @@ class ValueReader:
                 self.read(f"{path}.{name}" if path else name, value)
 
     def _read_unseen(self, path: str, value: Any) -> None:
-        for kinds, read in self._readers:
-            if isinstance(value, kinds):
-                read(self, path, value)
-                return
-        if hasattr(type(value), "__array__"):
+        if isinstance(value, types.FunctionType):
+            self._read_function(path, value)
+        elif isinstance(value, type):
+            self._read_class(path, value)
+        elif isinstance(value, Mapping):
+            self.pairs.append((path, (type(value), len(value))))
+            for i, (key, item) in enumerate(list(value.items())):
+                label = key if isinstance(key, str) else f"keys[{i}]"
+                self.read(f"{path} keys", key)
+                self.read(f"{path}[{label!r}]", item)
+        elif isinstance(value, (list, tuple)):
+            self.pairs.append((path, (type(value), len(value))))
+            for i, item in enumerate(list(value)):
+                self.read(f"{path}[{i}]", item)
+        elif isinstance(value, (set, frozenset)):
+            is_plain = all(isinstance(item, PLAIN) for item in value)
+            self.pairs.append((path, frozenset(map(plain_key, value)) if is_plain else Incomparable()))
+        elif isinstance(value, types.MethodType):
+            self._read_all(path, ("", value.__func__), ("", value.__self__))
+        elif isinstance(value, functools.partial):
+            self._read_all(path, ("", value.func), (".args", value.args), (".keywords", value.keywords))
+        elif isinstance(value, types.BuiltinMethodType):
+            owner = value.__self__
+            if owner is None or isinstance(owner, types.ModuleType):
+                self.pairs.append((path, object_key(value)))
+            else:
+                self._read_all(path, (".__name__", value.__name__), ("", owner))
+        elif isinstance(value, property):
+            self._read_all(path, ("", value.fget), ("", value.fset))
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.read(path, value.__func__)
+        elif isinstance(value, (types.ModuleType, weakref.ref, types.CodeType)):
+            self.pairs.append((path, object_key(value)))
+        elif hasattr(type(value), "__array__"):
             self.pairs.append((path, array_key(value)))
         elif self._is_library(type(value).__module__) and not isinstance(value, _NAMESPACES):
-            self._read_library_object(path, value)
+            self.pairs.append((path, object_key(value)))
+            self._read_all(path, ("", getattr(value, "__wrapped__", None)))
+            for name, attribute in (_attributes(value) or {}).items():
+                if _is_simple(attribute):
+                    self.read(f"{path}.{name}", attribute)
         else:
-            self._read_object(path, value)
+            attributes = _attributes(value)
+            self.read(type(value).__qualname__, type(value))
+            if attributes is None:
+                self.pairs.append((path, Incomparable()))
+            for name, attribute in (attributes or {}).items():
+                self.read(f"{path}.{name}", attribute)
 
     def _is_library(self, module: Any) -> bool:
         root = str(module).partition(".")[0]
         return root in _LIBRARIES or root in self._libraries
-
-    # -- containers ------------------------------------------------------------------------------------------------
-
-    def _read_mapping(self, path: str, mapping: Mapping[Any, Any]) -> None:
-        self.pairs.append((path, (type(mapping), len(mapping))))
-        for i, (key, value) in enumerate(list(mapping.items())):
-            label = key if isinstance(key, str) else f"keys[{i}]"
-            self.read(f"{path} keys", key)
-            self.read(f"{path}[{label!r}]", value)
-
-    def _read_sequence(self, path: str, sequence: Collection[Any]) -> None:
-        self.pairs.append((path, (type(sequence), len(sequence))))
-        for i, value in enumerate(list(sequence)):
-            self.read(f"{path}[{i}]", value)
-
-    def _read_set(self, path: str, values: Set[Any]) -> None:
-        is_plain = all(isinstance(value, PLAIN) for value in values)
-        self.pairs.append((path, frozenset(map(plain_key, values)) if is_plain else Incomparable()))
-
-    # -- code ------------------------------------------------------------------------------------------------------
 
     def _read_function(self, path: str, function: types.FunctionType) -> None:
         self.pairs.append((path, function.__code__))
@@ -223,66 +241,10 @@ class ValueReader:
                 if name not in _CLASS_BOOKKEEPING and not isinstance(member, _DESCRIPTORS):
                     self.read(f"{base.__qualname__}.{name}", member)
 
-    def _read_method(self, path: str, method: types.MethodType) -> None:
-        self._read_all(path, ("", method.__func__), ("", method.__self__))
-
-    def _read_partial(self, path: str, partial: functools.partial[Any]) -> None:
-        self._read_all(path, ("", partial.func), (".args", partial.args), (".keywords", partial.keywords))
-
-    def _read_property(self, path: str, member: property) -> None:
-        self._read_all(path, ("", member.fget), ("", member.fset))
-
-    def _read_wrapped(self, path: str, member: Any) -> None:
-        self.read(path, member.__func__)
-
-    def _read_builtin(self, path: str, function: types.BuiltinMethodType) -> None:
-        owner = function.__self__
-        if owner is None or isinstance(owner, types.ModuleType):
-            self.pairs.append((path, object_key(function)))
-        else:
-            self._read_all(path, (".__name__", function.__name__), ("", owner))
-
     def _read_all(self, path: str, *values: tuple[str, Any]) -> None:
         for suffix, value in values:
             if value is not None:
                 self.read(f"{path}{suffix}", value)
-
-    # -- objects ---------------------------------------------------------------------------------------------------
-
-    def _read_object(self, path: str, obj: Any) -> None:
-        attributes = _attributes(obj)
-        self.read(type(obj).__qualname__, type(obj))
-        if attributes is None:
-            self.pairs.append((path, Incomparable()))
-            return
-        for name, value in attributes.items():
-            self.read(f"{path}.{name}", value)
-
-    def _read_library_object(self, path: str, obj: Any) -> None:
-        self.pairs.append((path, object_key(obj)))
-        wrapped = getattr(obj, "__wrapped__", None)
-        if wrapped is not None:
-            self.read(path, wrapped)
-        for name, value in (_attributes(obj) or {}).items():
-            if _is_simple(value):
-                self.read(f"{path}.{name}", value)
-
-    def _read_identity(self, path: str, obj: Any) -> None:
-        self.pairs.append((path, object_key(obj)))
-
-    _readers: tuple[tuple[Any, Callable[..., None]], ...] = (
-        (types.FunctionType, _read_function),
-        (type, _read_class),
-        (Mapping, _read_mapping),
-        ((list, tuple), _read_sequence),
-        ((set, frozenset), _read_set),
-        (types.MethodType, _read_method),
-        (functools.partial, _read_partial),
-        (types.BuiltinMethodType, _read_builtin),
-        (property, _read_property),
-        ((staticmethod, classmethod), _read_wrapped),
-        ((types.ModuleType, weakref.ref, types.CodeType), _read_identity),
-    )
 
 
 def attributes_key(

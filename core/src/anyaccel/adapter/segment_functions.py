@@ -36,7 +36,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 class ParameterFlattening:
     """Convert parameters, gradients and slots by owner: those of some owners to one vector per dtype, and back.
 
-    A vector has the name of its dtype instead of the names of its arrays.
+    A vector has the name of its dtype instead of the names of its arrays. Slots are dicts of arrays, and stay such.
 
     Args:
         ops: The framework.
@@ -49,59 +49,37 @@ class ParameterFlattening:
         self._shapes = shapes
 
     def flatten(self, arrays: ByOwner) -> dict[str, Any]:
-        """Return arrays by owner and name as vectors."""
-        return {owner: self._vectors(owner, named) for owner, named in arrays.items()}
+        """Return arrays, or slots, by owner and name as vectors."""
+        return {
+            owner: {
+                dtype: self._joined([named[name] for name in shapes]) for dtype, shapes in self._shapes[owner].items()
+            }
+            if owner in self._shapes
+            else named
+            for owner, named in arrays.items()
+        }
 
-    def unflatten(self, arrays: ByOwner) -> dict[str, Any]:
+    def _joined(self, arrays: Sequence[Any]) -> Any:
+        if isinstance(arrays[0], Mapping):
+            return {slot: self._joined([slots[slot] for slots in arrays]) for slot in arrays[0]}
+        return self._ops.xp.concatenate([self._ops.xp.reshape(array, (-1,)) for array in arrays])
+
+    def unflatten(self, vectors: ByOwner) -> dict[str, Any]:
         """Invert `flatten`."""
-        return {owner: self._arrays(owner, vectors) for owner, vectors in arrays.items()}
+        unflattened: dict[str, Any] = dict(vectors)
+        for owner in filter(self._shapes.__contains__, vectors):
+            unflattened[owner] = {}
+            for dtype, shapes in self._shapes[owner].items():
+                begin = 0
+                for name, shape in shapes.items():
+                    unflattened[owner][name] = self._part(vectors[owner][dtype], begin, shape)
+                    begin += math.prod(shape)
+        return unflattened
 
-    def flatten_slots(self, slots: ByOwner) -> dict[str, Any]:
-        """Return slots by owner, name and slot as vectors."""
-        return {owner: self._slot_vectors(owner, named) for owner, named in slots.items()}
-
-    def unflatten_slots(self, slots: ByOwner) -> dict[str, Any]:
-        """Invert `flatten_slots`."""
-        return {owner: self._slot_arrays(owner, vectors) for owner, vectors in slots.items()}
-
-    def _vectors(self, owner: str, arrays: Arrays) -> Arrays:
-        if owner not in self._shapes:
-            return arrays
-        return {dtype: self._vector(arrays, shapes) for dtype, shapes in self._shapes[owner].items()}
-
-    def _vector(self, arrays: Arrays, shapes: Shapes) -> Any:
-        return self._ops.xp.concatenate([self._ops.xp.reshape(arrays[name], (-1,)) for name in shapes])
-
-    def _arrays(self, owner: str, vectors: Arrays) -> Arrays:
-        if owner not in self._shapes:
-            return vectors
-        arrays: dict[str, Any] = {}
-        for dtype, shapes in self._shapes[owner].items():
-            begin = 0
-            for name, shape in shapes.items():
-                end = begin + math.prod(shape)
-                arrays[name] = self._ops.xp.reshape(vectors[dtype][begin:end], shape)
-                begin = end
-        return arrays
-
-    def _slot_vectors(self, owner: str, arrays: Arrays) -> Arrays:
-        if owner not in self._shapes:
-            return arrays
-        slots = _slot_names(arrays)
-        slot_vectors = {
-            slot: self._vectors(owner, {name: kept[slot] for name, kept in arrays.items()}) for slot in slots
-        }
-        return {dtype: {slot: slot_vectors[slot][dtype] for slot in slots} for dtype in self._shapes[owner]}
-
-    def _slot_arrays(self, owner: str, vectors: Arrays) -> Arrays:
-        if owner not in self._shapes:
-            return vectors
-        slots = _slot_names(vectors)
-        slot_arrays = {
-            slot: self._arrays(owner, {dtype: kept[slot] for dtype, kept in vectors.items()}) for slot in slots
-        }
-        names = [name for shapes in self._shapes[owner].values() for name in shapes]
-        return {name: {slot: slot_arrays[slot][name] for slot in slots} for name in names}
+    def _part(self, vector: Any, begin: int, shape: tuple[int, ...]) -> Any:
+        if isinstance(vector, Mapping):
+            return {slot: self._part(inner, begin, shape) for slot, inner in vector.items()}
+        return self._ops.xp.reshape(vector[begin : begin + math.prod(shape)], shape)
 
 
 def plan_flattening(
@@ -115,33 +93,18 @@ def plan_flattening(
         parameters: Arrays by owner and name.
         slots: Arrays by owner, name and slot.
     """
-    shapes = {
-        owner: _shapes_by_dtype(arrays)
-        for owner, arrays in parameters.items()
-        if _is_worth_it(rules[owner], arrays) and _have_own_dtype(slots[owner], arrays)
-    }
-    return ParameterFlattening(ops, shapes)
-
-
-def _is_worth_it(rule: UpdateRule, arrays: Arrays) -> bool:
-    size = sum(math.prod(array.shape) for array in arrays.values())
-    return rule.elementwise and len({str(array.dtype) for array in arrays.values()}) < len(arrays) and size <= MAX_SIZE
-
-
-def _have_own_dtype(slots: Mapping[str, Arrays], arrays: Arrays) -> bool:
-    """Whether slots have the dtypes of their parameters."""
-    return all(slot.dtype == array.dtype for name, array in arrays.items() for slot in slots[name].values())
-
-
-def _shapes_by_dtype(arrays: Arrays) -> dict[str, dict[str, tuple[int, ...]]]:
-    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, array in arrays.items():
-        shapes.setdefault(str(array.dtype), {})[name] = tuple(array.shape)
-    return shapes
-
-
-def _slot_names(arrays: Mapping[str, Arrays]) -> Iterable[str]:
-    return list(next(iter(arrays.values())))
+    by_owner: dict[str, dict[str, dict[str, tuple[int, ...]]]] = {}
+    for owner, arrays in parameters.items():
+        shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+        for name, array in arrays.items():
+            shapes.setdefault(str(array.dtype), {})[name] = tuple(array.shape)
+        is_small = len(shapes) < len(arrays) and sum(math.prod(x.shape) for x in arrays.values()) <= MAX_SIZE
+        slots_have_dtypes = all(
+            slot.dtype == array.dtype for name, array in arrays.items() for slot in slots[owner][name].values()
+        )
+        if rules[owner].elementwise and is_small and slots_have_dtypes:
+            by_owner[owner] = shapes
+    return ParameterFlattening(ops, by_owner)
 
 
 _READABLE = 40
@@ -163,6 +126,7 @@ class SegmentFunctions:
         tracing: Context entered around each computation.
         suffix: Suffix of the names of compiled functions, built from the nodes' names. A cache of compiled programs
             that keys them by name and computation, like JAX's, then separates those of different nodes.
+        names, numbers: Names of the operations in profiles, and their numbers for random keys, by label.
     """
 
     def __init__(
@@ -182,12 +146,12 @@ class SegmentFunctions:
         self._segment = dataflow.segment
         self._loss_scale = loss_scale_of(dataflow.segment)
         self._layout = dataflow.layout
-        self._names = {op.label: trace_name(op.label) for op in self._segment.operations}
+        self.names = {op.label: trace_name(op.label) for op in self._segment.operations}
         # The beginning of the names, and a digest of all of them.
-        names = [*self._names.values()]
+        names = [*self.names.values()]
         readable = re.sub(r"\W+", "_", "_".join(names), flags=re.ASCII)[:_READABLE].strip("_")
         self.suffix = f"{readable}_{sha256(repr(list(names)).encode()).hexdigest()[:8]}"
-        self._numbers = {op.label: number for number, op in enumerate(self._segment.operations)}
+        self.numbers = {op.label: number for number, op in enumerate(self._segment.operations)}
         reached = flow.reached_owners(flow.active_ends(()))
         groups = {
             group: [owner for owner in owners if owner in reached] for group, owners in self._layout.groups.items()
@@ -208,7 +172,7 @@ class SegmentFunctions:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
         call, keywords = self._ops.call, self._dataflow.calls[op.label]
-        with self._ops.named_scope(self._names[op.label]):
+        with self._ops.named_scope(self.names[op.label]):
             outputs = call(self._model_of(op.model), parameters[owner], buffers[owner], inputs, **keywords)
         return tuple(operation_outputs(op, outputs, training=False))
 
@@ -253,10 +217,10 @@ class SegmentFunctions:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner, source = self._layout.owner[op.label], primals if op.label in self._layout.trained else rest
         before, model = buffers.get(owner, rest["buffers"][owner]), self._model_of(op.model)
-        own_key = self._ops.fold(key, self._numbers[op.label])
+        own_key = self._ops.fold(key, self.numbers[op.label])
         keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
         parameters = source["parameters"][owner]
-        with self._ops.named_scope(self._names[op.label]):
+        with self._ops.named_scope(self.names[op.label]):
             outputs, after = self._ops.apply(model, parameters, before, inputs, op.trainable, own_key, **keywords)
         if op.trainable and after is not None:
             buffers[owner] = after
@@ -314,7 +278,12 @@ class SegmentFunctions:
         """
         flattening = ParameterFlattening(self._ops, {}) if flattening is None else flattening
         parameters = flattening.unflatten(state["parameters"])
-        scale = self._microbatch_scale(batch_size, n_microbatches, rest, scalars) if n_microbatches > 1 else {}
+        scale: dict[str, Any] = {}
+        if n_microbatches > 1:
+            gather, start = self._ops.gather_batch, scalars["start"]
+            scale = self._dataflow.microbatch_scale(
+                n_microbatches, rest["columns"], rest["orders"], lambda x, order: gather(x, order, start, batch_size)
+            )
         rest = {**rest, "scale": scale, **({KEY: state[KEY][0]} if KEY in state else {})}
         microbatch = partial(self._microbatch, batch_size // n_microbatches, flattening, parameters, rest, scalars)
         if n_microbatches == 1:
@@ -323,40 +292,34 @@ class SegmentFunctions:
             buffers, sums = self._ops.accumulate(microbatch, state["buffers"], n_microbatches)
         means = list(self._mean_losses(sums["losses"]))
         value = weighted_sum(means, self._segment.losses) if self._optimizer.needs_value else None
-        averages = {owner: _average(grads, n_microbatches) for owner, grads in sums["gradients"].items()}
-        averages, finite = self._unscaled(averages, state)
-        after = {**self._optimizer_step(averages, state, scalars["coefficients"], value), "buffers": buffers}
+        averages = {
+            owner: {
+                name: gradient if n_microbatches == 1 else gradient / n_microbatches for name, gradient in of.items()
+            }
+            for owner, of in sums["gradients"].items()
+        }
+        finite = None
+        if KEY in state:
+            inverse = 1.0 / state[KEY][0]
+            reached = [owner for owners in self.reached.values() for owner in owners]
+            averages = {
+                owner: {name: scaled(self._ops, gradient, inverse) for name, gradient in averages[owner].items()}
+                for owner in reached
+            }
+            finite = self._optimizer.gradient_stats(averages)[1]
+        parameters, slots = dict(state["parameters"]), dict(state["slots"])
+        with self.tracing():
+            for group, owners in self.reached.items():
+                coefficients = self._optimizer.with_value(group, scalars["coefficients"], value)
+                gradients = {owner: averages[owner] for owner in owners}
+                for updated, kept_slots in self._updates(group, gradients, state, coefficients):
+                    parameters.update(updated)
+                    slots.update(kept_slots)
+        after = {"parameters": parameters, "slots": slots, "buffers": buffers}
         if finite is not None and self._loss_scale is not None:
             kept = {name: kept_unless(self._ops, finite, after[name], state[name]) for name in ("parameters", "slots")}
             after = {**after, **kept, KEY: scale_after(self._ops, self._loss_scale, state[KEY], finite)}
         return after, self._ops.xp.stack(means)
-
-    def _optimizer_step(self, gradients: Any, state: Any, coefficients: Any, value: Any) -> dict[str, Any]:
-        """Return the `parameters` and `slots` of a state after a step with gradients by owner."""
-        parameters, slots = dict(state["parameters"]), dict(state["slots"])
-        with self.tracing():
-            for group, owners in self.reached.items():
-                owner_gradients = {owner: gradients[owner] for owner in owners}
-                for updated, kept in self._updates(
-                    group, owner_gradients, state, self._optimizer.with_value(group, coefficients, value)
-                ):
-                    parameters.update(updated)
-                    slots.update(kept)
-        return {"parameters": parameters, "slots": slots}
-
-    def _unscaled(self, gradients: Any, state: Any) -> tuple[Any, Any]:
-        """Return gradients by owner divided by the loss scale, and whether all are finite; unchanged and None without a
-        scale.
-        """
-        if KEY not in state:
-            return gradients, None
-        inverse = 1.0 / state[KEY][0]
-        reached = [owner for owners in self.reached.values() for owner in owners]
-        unscaled = {
-            owner: {name: scaled(self._ops, gradient, inverse) for name, gradient in gradients[owner].items()}
-            for owner in reached
-        }
-        return unscaled, self._optimizer.gradient_stats(unscaled)[1]
 
     def _microbatch(
         self, size: int, flattening: ParameterFlattening, trained: Any, rest: Any, scalars: Any, buffers: Any, i: Any
@@ -379,19 +342,6 @@ class SegmentFunctions:
         _, results, pull = self._ops.value_and_pullback(self.forward, primals, others)
         gradients = flattening.flatten(pull(results["seeds"])["parameters"])
         return {**buffers, **results["buffers"]}, {"gradients": gradients, "losses": results["losses"]}
-
-    def _microbatch_scale(self, batch_size: int, n_microbatches: int, rest: Any, scalars: Any) -> dict[str, Any]:
-        """Return factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows."""
-        weighted = self._dataflow.weighted
-        needed = {name for names in weighted.values() for name in names}
-        columns = zip(self._segment.inputs, rest["columns"], rest["orders"], strict=True)
-        whole = {
-            name: self._ops.gather_batch(column, order, scalars["start"], batch_size)
-            for name, column, order in columns
-            if name in needed
-        }
-        weights = self._dataflow.loss_weights(whole)
-        return {term.label: n_microbatches * term.weight / weights[term.label] for term in weighted}
 
     def _updates(self, group: str, gradients: Any, state: Any, coefficients: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the new parameters and slots of a group, device by device, clipped by their common norm."""
@@ -446,19 +396,14 @@ class TrainStep:
         flat = {
             **state,
             "parameters": flattening.flatten(state["parameters"]),
-            "slots": flattening.flatten_slots(state["slots"]),
+            "slots": flattening.flatten(state["slots"]),
         }
         step = partial(self._functions.train_step, self.batch_size, self._n_microbatches, flattening=flattening)
-        return flat, step, partial(_unflatten, flattening)
 
+        def unflatten(state: Any) -> Any:
+            return {**state, **{name: flattening.unflatten(state[name]) for name in ("parameters", "slots")}}
 
-def _unflatten(flattening: ParameterFlattening, state: Any) -> Any:
-    parameters, slots = flattening.unflatten(state["parameters"]), flattening.unflatten_slots(state["slots"])
-    return {**state, "parameters": parameters, "slots": slots}
-
-
-def _average(gradients: Mapping[str, Any], count: int) -> dict[str, Any]:
-    return {name: gradient if count == 1 else gradient / count for name, gradient in gradients.items()}
+        return flat, step, unflatten
 
 
 # -- What follows from a segment alone: who owns which parameters, where values are, and where gradients flow ----------
@@ -506,7 +451,10 @@ class SegmentLayout:
         }
         self.home = {name: device for name, (_, device) in segment.inputs.items()}
         self.home.update((name, op.device) for op in segment.operations for name in op.outputs)
-        self.needs_cotangent = self._needs_cotangent(segment)
+        self.needs_cotangent = set(segment.needs_pullback)
+        for op in segment.operations:
+            if op.label in self.trained or self.needs_cotangent.intersection(op.inputs):
+                self.needs_cotangent.update(op.outputs)
         elsewhere = {label: model for label, model in segment.frozen.items() if label not in self.owner}
         frozen = {label: dict(ops.parameters(model)) for label, model in elsewhere.items()} if self.trained else {}
         trained = {self.owner[label] for label in self.trained}
@@ -526,13 +474,6 @@ class SegmentLayout:
         layout = copy.copy(self)
         layout.models, layout.parameters = {}, {}
         return layout
-
-    def _needs_cotangent(self, segment: Segment) -> set[str]:
-        names = set(segment.needs_pullback)
-        for op in segment.operations:
-            if op.label in self.trained or names.intersection(op.inputs):
-                names.update(op.outputs)
-        return names
 
 
 def _refuse_shared_parameters(parameters: Mapping[str, Mapping[str, Any]], trained: Set[str]) -> None:
@@ -658,6 +599,25 @@ class SegmentDataflow:
     def summed_weights(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return the weights of the losses whose columns are available, by label, on their devices."""
         return {term.label: weight for term, weight in self._summed_weights(columns)}
+
+    def microbatch_scale(
+        self,
+        n_microbatches: int,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        rows: Callable[[Any, Any], Any],
+    ) -> dict[str, Any]:
+        """Return factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows.
+
+        Args:
+            n_microbatches: Number of micro-batches of a step.
+            columns, orders: Columns and orders of rows, in the order of `segment.inputs`.
+            rows: Function that returns the rows of the whole step, from a column and its order.
+        """
+        needed = {name for names in self.weighted.values() for name in names}
+        pairs = zip(self.segment.inputs, columns, orders, strict=True)
+        weights = self.loss_weights({name: rows(column, order) for name, column, order in pairs if name in needed})
+        return {term.label: n_microbatches * term.weight / weights[term.label] for term in self.weighted}
 
     def _summed_weights(self, columns: Mapping[str, Any]) -> Iterator[tuple[LossTerm, Any]]:
         for term, names in self.weighted.items():

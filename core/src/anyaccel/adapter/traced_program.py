@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from anyaccel.adapter.loss_scaling import KEY
 from anyaccel.adapter.optimizer_step import select_nodes
 from anyaccel.adapter.segment_functions import GradientFlow, devices_of
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
-from anyaccel.adapter.step_profiler import trace_name
 from anyaccel.adapter.traced_ops import StepLoop, TracedOps
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
@@ -46,8 +45,6 @@ class TracedProgram(ArrayProgram):
         self._as_a_whole = ops.multi_device or len(devices_of(segment)) == 1
         self._compiled = compiled_segment(self._dataflow, ops, self._flow, self._state.optimizer, self._as_a_whole)
         self._switch = CompileSwitch(ops, self._state, self._compiled, off=segment.compile == "off")
-        self._numbers = {op.label: number for number, op in enumerate(segment.operations)}
-        self._names = {op.label: trace_name(op.label) for op in segment.operations}
         self._key = ops.key(0)
         self._device_scalars = DeviceScalars()
         size = len(segment.operations) + len(segment.losses) + sum(map(len, self._layout.parameters.values()))
@@ -64,22 +61,25 @@ class TracedProgram(ArrayProgram):
 
     def seed(self, key: int) -> None:
         super().seed(key)
-        self._key = self._traced.key(key)
+        with self.scope("a seed"):
+            self._key = self._traced.key(key)
 
     def _random_key(self, op: Operation) -> Any:
         key = self._traced.fold(self._key, self._traced.scalar(self._draws))
-        return self._traced.fold(key, self._numbers[op.label])
+        return self._traced.fold(key, self._compiled.functions.numbers[op.label])
 
     def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
         differentiate = [name in self._layout.needs_cotangent for name in op.inputs]
         keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
-        with self._traced.named_scope(self._names[op.label]):
+        with self._traced.named_scope(self._compiled.functions.names[op.label]):
             return self._traced.vjp(op.model, parameters, buffers, inputs, op.trainable, key, differentiate, **keywords)
 
     # -- forward and back ------------------------------------------------------------------------------------------
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
-        return self._switch.run("forward", partial(self._compiled_forward, inputs), partial(super().forward, inputs))
+        eager = partial(super().forward, inputs)
+        with self.scope(f"a batch through segment {self.segment.label!r}"):
+            return self._switch.run("forward", partial(self._compiled_forward, inputs), eager)
 
     def _compiled_forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
         outputs, losses = self._compiled.evaluate(self._state.parameters, self._buffers, self._named(inputs))
@@ -95,8 +95,17 @@ class TracedProgram(ArrayProgram):
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], Losses, Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        compiled = partial(self._compiled_forward_pullback, inputs, scale)
         eager = partial(super().forward_pullback, inputs, scale)
-        return self._switch.run("forward_pullback", partial(self._compiled_forward_pullback, inputs, scale), eager)
+        subject = f"a batch through segment {self.segment.label!r}"
+        with self.scope(subject):
+            outputs, losses, pull_back = self._switch.run("forward_pullback", compiled, eager)
+
+        def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            with self.scope(f"the backward pass of {subject}"):
+                return pull_back(cotangents)
+
+        return outputs, losses, pullback
 
     def _compiled_forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None
@@ -110,23 +119,26 @@ class TracedProgram(ArrayProgram):
                 if name in named and is_differentiable(self._ops, named[name])
             },
         }
-        rest = {
+        rest: dict[str, Any] = {
             "parameters": {owner: parameters[owner] for owner in self._flow.constant_owners},
             "buffers": self._buffers,
             "inputs": {name: x for name, x in named.items() if name not in primals["inputs"]},
             "key": self._key,
             "draw": self._ops.scalar(draw),
-            "scale": self._loss_scales(scale),
-            **self._loss_scale_now(),
+            "scale": {},
         }
+        if self._loss_scale is not None:
+            rest[KEY] = self._ops.scalar(self.loss_scale_state().scale)
+        factors = scale or {}
+        for term in self.segment.losses:
+            if term.label in factors:
+                factor = factor_on_device(self._ops, factors[term.label], term.device)
+                rest["scale"][term.label] = self._ops.scalar(factor) if isinstance(factor, float) else factor
         live, results, pull = self._compiled.forward(primals, rest)
         self._draws, self._buffers = draw, {**self._buffers, **results["buffers"]}
         outputs = tuple(live.get(name, results["outputs"].get(name)) for name in self.segment.outputs)
         losses = self._in_order(results["losses"])
         return outputs, losses, partial(self._pull, pull, results["seeds"], named, tuple(losses))
-
-    def _loss_scale_now(self) -> dict[str, Any]:
-        return {} if self._loss_scale is None else {KEY: self._ops.scalar(self.loss_scale_state().scale)}
 
     def _settle_loss_scale(self) -> None:
         """Correct the steps of the optimizers: they count only steps that were not skipped, which is known here."""
@@ -134,13 +146,6 @@ class TracedProgram(ArrayProgram):
         if skipped:
             owners = [owner for owners in self._compiled.functions.reached.values() for owner in owners]
             self._state.set_steps({owner: self._state.states[owner].step - skipped for owner in owners})
-
-    def _loss_scales(self, scale: Mapping[str, Any] | None) -> dict[str, Any]:
-        if scale is None:
-            return {}
-        terms = [term for term in self.segment.losses if term.label in scale]
-        factors = {term.label: factor_on_device(self._ops, scale[term.label], term.device) for term in terms}
-        return {label: self._ops.scalar(x) if isinstance(x, float) else x for label, x in factors.items()}
 
     def _pull(
         self,
@@ -183,33 +188,34 @@ class TracedProgram(ArrayProgram):
         They are on the device of the first loss. Steps are compiled if that was requested, or is never slower. A batch
         of a size that was not requested runs eagerly until that has taken as much time as compiling it would.
         """
-        if self._loss_scale is not None and n_steps > MAX_STEPS_PER_CALL:
-            # Many steps in several calls: after each, the host learns how many were skipped.
-            tables = []
-            for done in range(0, n_steps, MAX_STEPS_PER_CALL):
-                count = min(MAX_STEPS_PER_CALL, n_steps - done)
-                first = start + done * batch_size
-                tables.append(self.train_steps(columns, orders, first, count, batch_size, n_microbatches)[:count])
-            return self._ops.xp.concatenate(tables, axis=0)
-        eager = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
-        if n_steps == 0 or not self.can_compile_steps:
-            return eager()
-        shapes = _batch_shapes(columns, orders, batch_size, n_microbatches)
-        self._seen.add(shapes)
-        free = self._traced.eager_seconds is None and not self._is_uncompiled
-        requested = free or shapes in self._requested
-        compiled = partial(
-            self._compiled_steps, columns, orders, start, n_steps, batch_size, n_microbatches, quick=not requested
-        )
-        if requested:
-            return self._switch.run_compiled("steps", compiled, eager)
-        if self._requested:
-            return self._switch.run(f"steps {shapes}", compiled, eager)
-        began = time.perf_counter()
-        with self._switch.eagerly():
-            losses = eager()
-        self._estimator.record_step((time.perf_counter() - began) / n_steps)
-        return losses
+        with self.scope(f"steps of {batch_size} rows in segment {self.segment.label!r}"):
+            if self._loss_scale is not None and n_steps > MAX_STEPS_PER_CALL:
+                # Many steps in several calls: after each, the host learns how many were skipped.
+                tables = []
+                for done in range(0, n_steps, MAX_STEPS_PER_CALL):
+                    count = min(MAX_STEPS_PER_CALL, n_steps - done)
+                    first = start + done * batch_size
+                    tables.append(self.train_steps(columns, orders, first, count, batch_size, n_microbatches)[:count])
+                return self._ops.xp.concatenate(tables, axis=0)
+            eager = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
+            if n_steps == 0 or not self.can_compile_steps:
+                return eager()
+            shapes = _batch_shapes(columns, orders, batch_size, n_microbatches)
+            self._seen.add(shapes)
+            free = self._traced.eager_seconds is None and not self._is_uncompiled
+            requested = free or shapes in self._requested
+            compiled = partial(
+                self._compiled_steps, columns, orders, start, n_steps, batch_size, n_microbatches, quick=not requested
+            )
+            if requested:
+                return self._switch.run_compiled("steps", compiled, eager)
+            if self._requested:
+                return self._switch.run(f"steps {shapes}", compiled, eager)
+            began = time.perf_counter()
+            with self._switch.eagerly():
+                losses = eager()
+            self._estimator.record_step((time.perf_counter() - began) / n_steps)
+            return losses
 
     @property
     def can_compile_steps(self) -> bool:
@@ -310,24 +316,25 @@ class TracedProgram(ArrayProgram):
         Raises:
             CompileError: the segment uses several devices, or it cannot be traced.
         """
-        if not self.can_compile_steps:
-            raise self._compile_error()
-        self._is_uncompiled, began = False, time.perf_counter()
-        try:
-            self._compiled_steps(columns, orders, 0, 0, batch_size, n_microbatches)
-        except OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise CompileError(
-                f"steps of segment {self.segment.label!r} cannot be compiled: {first_line(error)}",
-                hint="see the error above this one, or set compile='off'",
-            ) from error
-        shapes = _batch_shapes(columns, orders, batch_size, n_microbatches)
-        if shapes not in self._compiled.ready:
-            self._estimator.record_compile(time.perf_counter() - began)
-        self._requested.add(shapes)
-        self._compiled.ready.add(shapes)
-        self._compiled.proven.add("steps")
+        with self.scope(f"steps of {batch_size} rows in segment {self.segment.label!r}"):
+            if not self.can_compile_steps:
+                raise self._compile_error()
+            self._is_uncompiled, began = False, time.perf_counter()
+            try:
+                self._compiled_steps(columns, orders, 0, 0, batch_size, n_microbatches)
+            except OutOfMemoryError:
+                raise
+            except Exception as error:
+                raise CompileError(
+                    f"steps of segment {self.segment.label!r} cannot be compiled: {first_line(error)}",
+                    hint="see the error above this one, or set compile='off'",
+                ) from error
+            shapes = _batch_shapes(columns, orders, batch_size, n_microbatches)
+            if shapes not in self._compiled.ready:
+                self._estimator.record_compile(time.perf_counter() - began)
+            self._requested.add(shapes)
+            self._compiled.ready.add(shapes)
+            self._compiled.proven.add("steps")
 
     def run_uncompiled(self) -> None:
         self._requested.clear()
@@ -371,8 +378,9 @@ class TracedProgram(ArrayProgram):
 
     def sync_models(self) -> None:
         """Write the models after the steps so far are computed."""
-        self.synchronize()
-        super().sync_models()
+        with self.scope("the state of models"):
+            self.synchronize()
+            super().sync_models()
 
     def restore(self, snapshot: Any) -> None:
         self._device_scalars.invalidate()
@@ -427,6 +435,7 @@ class CompileEstimator:
 
     def __init__(self, kind: Any, size: int) -> None:
         self._kind, self._size = kind, size
+        self._usual_seconds = _COMPILE_BASE + _COMPILE_PER_ITEM * size
         self._step_seconds: float | None = None
 
     def record_step(self, seconds: float) -> None:
@@ -435,26 +444,18 @@ class CompileEstimator:
 
     def record_compile(self, seconds: float) -> None:
         """Record the time of a compilation."""
-        ratio = seconds / self._usual_seconds()
+        ratio = seconds / self._usual_seconds
         self._compile_ratios[self._kind] = (self._compile_ratios.get(self._kind, ratio) + ratio) / 2
 
     def estimate(self, max_steps: int) -> CompileEstimate:
         """Estimate calls of at most `max_steps` steps."""
-        seconds = self._usual_seconds() * self._compile_ratios.get(self._kind, 1.0)
-        return CompileEstimate(seconds, self._step_ratio(max_steps))
-
-    def _usual_seconds(self) -> float:
-        return _COMPILE_BASE + _COMPILE_PER_ITEM * self._size
-
-    def _step_ratio(self, max_steps: int) -> float:
-        """Return the fraction of a step that remains after compilation: its arithmetic, and a part of the call for all
-        steps.
-        """
-        if self._step_seconds is None:
-            return _MIN_RATIO
-        compiled = max(self._step_seconds - _OVERHEAD_PER_ITEM * self._size, 0.0)
-        compiled += _OVERHEAD_PER_CALL / max(max_steps, 1)
-        return min(max(compiled / self._step_seconds, _MIN_RATIO), 1.0)
+        seconds, ratio = self._usual_seconds * self._compile_ratios.get(self._kind, 1.0), _MIN_RATIO
+        if self._step_seconds is not None:
+            # What remains of a step: its arithmetic, and a part of the call for all steps.
+            compiled = max(self._step_seconds - _OVERHEAD_PER_ITEM * self._size, 0.0)
+            compiled += _OVERHEAD_PER_CALL / max(max_steps, 1)
+            ratio = min(max(compiled / self._step_seconds, _MIN_RATIO), 1.0)
+        return CompileEstimate(seconds, ratio)
 
 
 # -- -------------------------------------------------------------------------------------------------------------------
@@ -491,7 +492,8 @@ def multi_step_runner(
     def run(state: Any, rest: Any, cursor: StepCursor, count: int) -> tuple[Any, Any]:
         put, results = put_on(rest), []
         rest = {**rest, "key": cursor.device_scalars.key(rest["key"], put_key or put)}
-        for size in _call_sizes(count):
+        starts = range(0, count, MAX_STEPS_PER_CALL) or [0]  # with no step it is called once, to compile
+        for size in (min(MAX_STEPS_PER_CALL, count - start) for start in starts):
             numbers, table, device_count = cursor.device_scalars.prepare(cursor, size, put)
             state, result, numbers = call(state, rest, table, numbers, device_count, size)
             cursor.device_scalars.advance(cursor, size, numbers)
@@ -499,13 +501,6 @@ def multi_step_runner(
         return state, results[0] if len(results) == 1 else concatenate(results)
 
     return run
-
-
-def _call_sizes(count: int) -> Iterator[int]:
-    """Yield the number of steps of each call; 0 once if `count` is 0."""
-    yield min(MAX_STEPS_PER_CALL, count)
-    for begin in range(MAX_STEPS_PER_CALL, count, MAX_STEPS_PER_CALL):
-        yield min(MAX_STEPS_PER_CALL, count - begin)
 
 
 def steps_gathered_at_once(step_bytes: int) -> int:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from anyaccel.arguments import shown
-from anyaccel.data.arrow_columns import to_arrow
+from anyaccel.data.arrow_columns import is_numeric, to_arrow
 from anyaccel.data.feature_set import FeatureSet, FeatureSetView
-from anyaccel.data.padding import Pad, Padding
+from anyaccel.data.padding import Pad, Padding, padding_of
 from anyaccel.data.readers.dataframes import table_from_dict
 from anyaccel.data.roles import RoleNames, stamp
 from anyaccel.data.transforms import Transforms
@@ -62,6 +63,17 @@ class DataSchema(FeatureSet):
             if self.transforms
             else "pass rows: data=new, a FeatureSet or a view",
         )
+
+
+def column_config(feature_set: FeatureSet, name: str) -> dict[str, Any]:
+    """Return a column as plain data, as `DataSchema.of` takes it."""
+    role, field = feature_set.role(name), feature_set.schema.field(name)
+    padding = padding_of(field)
+    if role == "tag" or not (padding or is_numeric(field.type)):
+        return {"role": role}
+    spec = feature_set.spec(name)
+    padded = {"padding": asdict(padding)} if padding else {}
+    return {"role": role, "dtype": spec.dtype, "shape": list(spec.shape), **padded}
 
 
 def _empty(name: str, saved: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.data import DataSchema, FeatureSet, Reference
-from anyaccel.data.arrow_columns import is_numeric
-from anyaccel.data.padding import padding_of
+from anyaccel.data.data_schema import column_config
 from anyaccel.data.transforms import FittedTransform, read_transforms, relevant_transforms
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.graph import topology
@@ -29,17 +27,12 @@ def data_configs(nodes: Iterable[Node]) -> tuple[dict[str, Any], dict[str, np.nd
     for label, feature_set in topology.feature_sets(nodes).items():
         transforms = enumerate(_transforms(feature_set, nodes))
         configs[label] = {
-            "columns": {name: _column(feature_set, name) for name in feature_set.columns},
+            "columns": {name: column_config(feature_set, name) for name in feature_set.columns},
             "transforms": [
                 transform.get_config(arrays, f"{PREFIX}{label}/{number}") for number, transform in transforms
             ],
         }
     return configs, arrays
-
-
-def transform_arrays(nodes: Iterable[Node]) -> dict[str, np.ndarray]:
-    """Return the arrays of the transforms of a graph's data, by their names in its state."""
-    return data_configs(nodes)[1]
 
 
 def _transforms(feature_set: FeatureSet, nodes: Iterable[Node]) -> list[FittedTransform]:
@@ -48,16 +41,6 @@ def _transforms(feature_set: FeatureSet, nodes: Iterable[Node]) -> list[FittedTr
     references_of_set = [reference for reference in references if reference.feature_set is feature_set]
     names = dict.fromkeys(name for reference in references_of_set for name in (*reference.features, *reference.targets))
     return relevant_transforms(feature_set.transforms, [*names, *feature_set.targets])[::-1]
-
-
-def _column(feature_set: FeatureSet, name: str) -> dict[str, Any]:
-    role, field = feature_set.role(name), feature_set.schema.field(name)
-    padding = padding_of(field)
-    if role == "tag" or not (padding or is_numeric(field.type)):
-        return {"role": role}
-    spec = feature_set.spec(name)
-    padded = {"padding": asdict(padding)} if padding else {}
-    return {"role": role, "dtype": spec.dtype, "shape": list(spec.shape), **padded}
 
 
 def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes: Iterable[Node]) -> None:
@@ -71,18 +54,13 @@ def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes
         if label not in current or isinstance(feature_sets.get(label), DataSchema):
             continue
         expected, own = _listed(label, config), current[label]["transforms"]
-        same = len(expected) == len(own) and not any(map(_differ, expected, own))
-        if not same:
+        matter = [[[config.get(key) for key in _COMPARED] for config in configs] for configs in (expected, own)]
+        if matter[0] != matter[1]:
             raise ConfigError(
                 f"the data of the graph have other transforms than the given {label!r}",
                 cause=f"the graph: {_shown(expected)}; given: {_shown(own)}",
                 hint=_SAME,
             )
-
-
-def _differ(written: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Whether two configurations of transforms differ in what matters for the numbers; arrays aside."""
-    return any(written.get(key) != current.get(key) for key in _COMPARED)
 
 
 def check_arrays(saved: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None:

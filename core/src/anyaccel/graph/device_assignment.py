@@ -41,6 +41,8 @@ DEFAULT_DEVICE = "ANYACCEL_DEVICE"
 """Environment variable: the accelerator of nodes for which neither they nor the phase ask for one."""
 _OFTEN_ABSENT = {"gpu", "cuda", "rocm", "mps", "tpu", "xpu"}
 """Kinds that one names for many machines, of which some have none: their nodes fall back to the CPU with a warning."""
+_FIRST = {"node": "the node's own accelerator", "policy": "the placement policy", "phase": "the phase's accelerator"}
+_MOST = 12  # candidates of one request that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +84,12 @@ def accelerator_of_environment() -> Accelerator | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAssigner:
-    """Assign devices to the nodes of a graph.
-
-
-    Attributes:
-        accelerator: Accelerator of the phase, or None.
-        strict: Whether a node that cannot run on the phase's device is an error; otherwise it runs on the CPU.
-        policy: Name of the placement policy, if any.
-        replicas: Devices that the phase already has; nodes without an accelerator are on the first.
-    """
+    """Assign devices and precisions to the nodes of a graph, as a phase requests them."""
 
     nodes: Mapping[str, Node]
     shapes: Shapes
     registry: Registry
-    accelerator: Accelerator | None
-    strict: bool
-    policy: str | None
-    replicas: Sequence[Device] = ()
+    request: Request
 
     def assign(self, active: Container[str]) -> dict[str, Assignment]:
         """Return the assignment of every active node, in topological order.
@@ -108,9 +99,10 @@ class DeviceAssigner:
             FrameworkError: no plugin runs a framework on the device asked for.
             GraphError: one model would be on two devices.
             PluginError: no plugin offers the policy, or it returns something else than devices of nodes.
+            AnyaccelError: a node cannot be computed in its precision; see `with_precision`.
         """
-        if self.accelerator is not None:
-            self._check_on_this_machine(self.accelerator)
+        if self.request.accelerator is not None:
+            self._check_on_this_machine(self.request.accelerator)
         elif (default := accelerator_of_environment()) is not None and not default.is_request:
             # A kind of ANYACCEL_DEVICE that no machine has would be the CPU, with a warning that looks like any
             # other.
@@ -124,7 +116,7 @@ class DeviceAssigner:
                 )
         labels = [label for label in self.shapes.order if label in active]
         models = [node for label in labels if isinstance(node := self.nodes[label], ModelNode)]
-        chosen = self._by_policy(self.policy, models) if self.policy else {}
+        chosen = self._by_policy(self.request.policy, models) if self.request.policy else {}
         assigned = {node.label: self._model(node, chosen.get(node.label)) for node in models}
         _check_shared(models, assigned)
         for label in reversed(labels):
@@ -134,7 +126,7 @@ class DeviceAssigner:
                 framework = self.shapes.frameworks[label]
                 same = [other for other in neighbours if other.framework == framework]
                 if not neighbours:
-                    wanted, reason = precedence(None, self.accelerator)
+                    wanted, reason = precedence(None, self.request.accelerator)
                     assigned[label] = self._settled(
                         label, self._on_one_device(wanted, reason, framework), reason, wanted.spec
                     )
@@ -143,7 +135,7 @@ class DeviceAssigner:
                     assigned[label] = self._on(
                         near.device, label, reason="neighbour", requested=near.node, pinned=near.pinned
                     )
-        return {label: assigned[label] for label in labels}
+        return {label: with_precision(self.nodes[label], assigned[label], self.request) for label in labels}
 
     def _check_on_this_machine(self, accelerator: Accelerator) -> None:
         registry, device, used = self.registry, accelerator.device, set(self.shapes.frameworks.values())
@@ -169,11 +161,11 @@ class DeviceAssigner:
 
     def _model(self, node: ModelNode, chosen: Device | None) -> Assignment:
         framework = self.shapes.frameworks[node.label]
-        asked, reason = precedence(node.accelerator, self.accelerator)
+        asked, reason = precedence(node.accelerator, self.request.accelerator)
         requested = f"{DEFAULT_DEVICE}={asked.spec}" if reason == "environment" else asked.spec
         wanted = self._on_one_device(asked, reason, framework)
         if chosen is not None and reason != "node":
-            wanted, reason, requested = Accelerator(chosen), "policy", self.policy or ""
+            wanted, reason, requested = Accelerator(chosen), "policy", self.request.policy or ""
         specs = self.shapes.backends[node.label].parameters(node.model).values()
         settled = self._settled(node.label, wanted, reason, requested)
         return replace(
@@ -185,40 +177,48 @@ class DeviceAssigner:
         )
 
     def _on_one_device(self, wanted: Accelerator, reason: str, framework: str) -> Accelerator:
-        if self.replicas and reason != "node":
-            return wanted.at(self.replicas[0])
+        if self.request.devices and reason != "node":
+            return wanted.at(self.request.devices[0])
         return wanted.on_one_device(framework, known=self.registry)
 
     def _rejected(
         self, node: ModelNode, decider: str, settled: Assignment, kind: str, is_chosen: bool
     ) -> Iterator[Rejection]:
-        """Yield the rejected requests; `decider` is the level before a fallback, `kind` is the kind of the requested
-        device.
+        """Yield the devices that a node might have had, and why it has another one.
+
+        `decider` is the level before a fallback, `kind` is the kind of the requested device.
         """
-        node_accelerator, environment = node.accelerator, os.environ.get(DEFAULT_DEVICE, "").strip()
-        asked = {"node": node_accelerator, "phase": self.accelerator}
-        requests = [
-            LevelRequest(level, accelerator.spec) for level, accelerator in asked.items() if accelerator is not None
-        ]
-        requests += [LevelRequest("policy", str(self.policy))] if is_chosen else []
-        requests += [LevelRequest("environment", environment)] if environment else []
+        environment = os.environ.get(DEFAULT_DEVICE, "").strip()
+        asked = {"node": node.accelerator, "phase": self.request.accelerator}
+        requests = {level: accelerator.spec for level, accelerator in asked.items() if accelerator is not None}
+        if is_chosen:
+            requests["policy"] = str(self.request.policy)
+        if environment:
+            requests["environment"] = environment
         if settled.reason == "fallback":
-            decided = next(request for request in requests if request.level == decider)
-            yield unserved(decided, settled.framework, kind)
+            why = f"no installed plugin runs {settled.framework} on {kind}"
+            yield Rejection(decider, requests[decider], why)
         accelerator = asked.get(decider) or (Accelerator(environment) if decider == "environment" else None)
-        if accelerator is not None:
+        if accelerator is not None and not USUAL.fullmatch(accelerator.spec):  # not one device alone
             every = sorted({backend.framework for backend in self.shapes.backends.values()})
             frameworks = every if decider == "phase" else [settled.framework]
-            yield from refused_candidates(decider, accelerator, frameworks, self.registry, strict=self.strict)
+            written = Accelerator(accelerator.spec)  # this one may have its device by now
+            candidates = written.refused(
+                frameworks, self.registry, of_all=decider != "phase", strict=self.request.strict
+            )
+            for candidate, why in candidates[:_MOST]:
+                yield Rejection(decider, candidate, why)
         if decider in LEVELS:
-            yield from outranked(decider, requests)
+            for level in LEVELS[LEVELS.index(decider) + 1 :]:
+                if level in requests:
+                    yield Rejection(level, requests[level], f"{_FIRST[decider]} comes first")
 
     def _settled(self, label: str, wanted: Accelerator, reason: str, requested: str) -> Assignment:
         """Return the assignment for a request, or on the CPU where that is allowed."""
         framework = self.shapes.frameworks[label]
         if (
             reason in ("phase", "environment")
-            and not self.strict
+            and not self.request.strict
             and not self.registry.serves(framework, wanted.device.kind)
         ):
             wanted, reason = Accelerator("cpu"), "fallback"
@@ -247,7 +247,15 @@ class DeviceAssigner:
         )
 
     def _by_policy(self, policy: str, models: Iterable[ModelNode]) -> dict[str, Device]:
-        nodes = tuple(map(self._policy_node, models))
+        nodes = tuple(
+            PolicyNode(
+                node.label,
+                self.shapes.frameworks[node.label],
+                sum(spec.nbytes for spec in self.shapes.backends[node.label].parameters(node.model).values()),
+                tuple(device for _, device in self.registry.devices(self.shapes.frameworks[node.label])),
+            )
+            for node in models
+        )
         self.registry.load()
         policies = self.registry.policies
         if policy not in policies:
@@ -277,11 +285,6 @@ class DeviceAssigner:
         except DeviceParseError as error:
             raise PluginError(f"{whose} returns an invalid device: {error.problem}", hint=hint) from None
 
-    def _policy_node(self, node: ModelNode) -> PolicyNode:
-        framework = self.shapes.frameworks[node.label]
-        nbytes = sum(spec.nbytes for spec in self.shapes.backends[node.label].parameters(node.model).values())
-        return PolicyNode(node.label, framework, nbytes, tuple(d for _, d in self.registry.devices(framework)))
-
 
 def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment]) -> None:
     """Check that nodes that share a model agree on everything that belongs to the model."""
@@ -305,46 +308,6 @@ def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment
             raise GraphError(
                 f"{pair} but differ in {', '.join(names)} or {last}", hint="use the same values for both nodes"
             )
-
-
-# -- rejections: the devices that a node might have had, and why it has another one ------------------------------------
-
-
-_NAMES = dict(
-    zip(LEVELS, ("the node's own accelerator", "the placement policy", "the phase's accelerator"), strict=False)
-)
-_MOST = 12  # candidates of one request
-
-
-@dataclass(frozen=True, slots=True)
-class LevelRequest:
-    """The request of a level, as written."""
-
-    level: str
-    spec: str
-
-
-def outranked(decider: str, requests: Iterable[LevelRequest]) -> Iterator[Rejection]:
-    """Yield the requests of lower levels than the one that decided."""
-    for request in sorted(requests, key=lambda request: LEVELS.index(request.level)):
-        if LEVELS.index(request.level) > LEVELS.index(decider):
-            yield Rejection(request.level, request.spec, f"{_NAMES[decider]} comes first")
-
-
-def unserved(request: LevelRequest, framework: str, kind: str) -> Rejection:
-    """Return the request that a node falls back from."""
-    return Rejection(request.level, request.spec, f"no installed plugin runs {framework} on {kind}")
-
-
-def refused_candidates(
-    level: str, accelerator: Accelerator, frameworks: Sequence[str], known: Registry, *, strict: bool
-) -> Iterator[Rejection]:
-    """Yield the candidates that a request did not get; nothing if the accelerator is one device."""
-    if USUAL.fullmatch(accelerator.spec):
-        return
-    asked = Accelerator(accelerator.spec)  # again as it was written: this one may have its device by now
-    for candidate, reason in asked.refused(frameworks, known, of_all=level != "phase", strict=strict)[:_MOST]:
-        yield Rejection(level, candidate, reason)
 
 
 # -- Precision assignment: in which precision each node is computed, by one rule: the node's own, else the phase's -----
@@ -531,6 +494,8 @@ class Request:
 
     Attributes:
         phase: Label of the phase.
+        strict: Whether a node that cannot run on the phase's device is an error; otherwise it runs on the CPU.
+        policy: Name of the placement policy, if any.
         wants: Labels of the nodes whose outputs are kept.
         streams: Streams of each feature set's sampler, by the feature set's label.
         learners: Labels of the estimators that learn on the host.

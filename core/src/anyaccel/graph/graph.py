@@ -51,10 +51,6 @@ OTHER_NAMES = {
 }
 
 
-def _nothing() -> None:
-    """Do nothing; for models that hold their values."""
-
-
 @dataclass(frozen=True, slots=True)
 class LiveValues:
     """Where the parameters and optimizer states of a graph are; by default in its models.
@@ -66,7 +62,7 @@ class LiveValues:
     """
 
     in_use: bool = False
-    write_back: Callable[[], None] = _nothing
+    write_back: Callable[[], None] = lambda: None
     read: Callable[[], Mapping[str, NodeState]] = dict
 
 

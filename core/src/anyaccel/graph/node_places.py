@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
-from anyaccel.graph.plan import Plan, number_of, table
+from anyaccel.graph.plan import Plan, table
+from anyaccel.graph.plan_entries import number_of
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.registry import Registry
 
@@ -56,26 +56,19 @@ def node_places(
 
 
 def _current_place(node: ModelNode, shapes: Shapes | None, registry: Registry) -> NodePlace:
-    framework = node.framework or (
-        shapes.frameworks.get(node.label, "") if shapes else _framework(node.model, registry)
-    )
-    current, requested = _device_of(node.model, framework, registry), str(node.accelerator or "")
+    framework, requested = node.framework or "", str(node.accelerator or "")
+    if not framework and shapes is not None:
+        framework = shapes.frameworks.get(node.label, "")
+    elif not framework:
+        owners = registry.owners(node.model)
+        framework = owners[0] if len(owners) == 1 else ""
+    try:
+        current = str(registry.find(framework).device_of(node.model) or "") if framework else ""
+    except Exception:  # a model under construction, or on several devices, must not break the drawing
+        current = ""
     if not current:
         return NodePlace(framework, requested, requested or UNPLACED)
     return NodePlace(framework, current, current, requested if requested != current else "")
-
-
-def _framework(model: Any, registry: Registry) -> str:
-    owners = registry.owners(model)
-    return owners[0] if len(owners) == 1 else ""
-
-
-def _device_of(model: Any, framework: str, registry: Registry) -> str:
-    """Return the device of a model, `""` if it has none or its backend cannot tell."""
-    try:
-        return str(registry.find(framework).device_of(model) or "") if framework else ""
-    except Exception:  # a model under construction, or on several devices, must not break the drawing
-        return ""
 
 
 def summary(nodes: Mapping[str, Node], shapes: Shapes, registry: Registry, label: str) -> str:
@@ -83,35 +76,16 @@ def summary(nodes: Mapping[str, Node], shapes: Shapes, registry: Registry, label
     rows = [("node", "model", "framework", "device", "takes", "gives", "parameters")]
     total, seen, places = 0, set(), node_places(nodes, shapes, None, registry)
     for name in shapes.order:
-        node = nodes[name]
-        count = _parameters(node, shapes) if shapes.outputs[name] else 0
-        model = getattr(node, "model", None)
-        total += 0 if id(model) in seen else count
-        seen.add(id(model) if model is not None else None)
-        columns = (name, _kind(node), shapes.frameworks[name], _where(places[name]))
-        rows.append((*columns, *_shapes(name, shapes), _count(node, count)))
+        node, place = nodes[name], places[name]
+        kind, count, frozen = f"concat (axis {node.axis})" if isinstance(node, ConcatNode) else "", 0, ""
+        if isinstance(node, ModelNode):
+            kind, frozen = model_name(node.model), " (frozen)" if node.frozen else ""
+            if shapes.outputs[name]:
+                count = sum(math.prod(spec.shape) for spec in shapes.backends[name].parameters(node.model).values())
+            total += 0 if id(node.model) in seen else count
+            seen.add(id(node.model))
+        where = f"{place.where} (asks for {place.requested})" if place.requested else place.where
+        takes = ", ".join(map(str, shapes.wanted(name)))
+        gives = ", ".join(str(shapes.specs[value]) for value in shapes.outputs[name])
+        rows.append((name, kind, shapes.frameworks[name], where, takes, gives, f"{count:,}{frozen}"))
     return "\n".join([f"graph {label!r}", *table(rows), number_of(total, "parameter")])
-
-
-def _kind(node: Node) -> str:
-    return f"concat (axis {node.axis})" if isinstance(node, ConcatNode) else model_name(node.model)
-
-
-def _where(place: NodePlace) -> str:
-    return f"{place.where} (asks for {place.requested})" if place.requested else place.where
-
-
-def _shapes(name: str, shapes: Shapes) -> tuple[str, str]:
-    return ", ".join(map(str, shapes.wanted(name))), ", ".join(
-        str(shapes.specs[value]) for value in shapes.outputs[name]
-    )
-
-
-def _count(node: Node, count: int) -> str:
-    return f"{count:,}" + (" (frozen)" if isinstance(node, ModelNode) and node.frozen else "")
-
-
-def _parameters(node: Node, shapes: Shapes) -> int:
-    if isinstance(node, ConcatNode):
-        return 0
-    return sum(math.prod(spec.shape) for spec in shapes.backends[node.label].parameters(node.model).values())

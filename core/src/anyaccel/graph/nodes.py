@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Number
 from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.adapter.call_layout import ArgumentPaths
@@ -389,19 +389,32 @@ def _upstream(label: str, upstream: Any, *, by_keyword: bool = False) -> Upstrea
     )
 
 
-def column_name(reference: Reference, role: str = "features") -> str:
-    """Return the name of the value of a reference: `FEATURE_SET.COLUMN`, columns joined by `+`, and `@STREAM`."""
-    return _named(reference, "+".join(getattr(reference, role)))
+class ColumnSelection(NamedTuple):
+    """Columns of a feature set, read from a stream of its sampler; None is the first stream.
+
+    Its text, `FEATURE_SET.COLUMN` with columns joined by `+` and `@STREAM`, is the name of their value.
+    """
+
+    feature_set: FeatureSet
+    names: tuple[str, ...]
+    stream: str | None = None
+
+    def __str__(self) -> str:
+        return self._named("+".join(self.names))
+
+    @property
+    def shown(self) -> str:
+        """The human-readable name; for many columns, the name of the first."""
+        return self._named(brief(self.names))
+
+    def _named(self, columns: str) -> str:
+        stream = "" if self.stream is None else f"@{self.stream}"
+        return f"{self.feature_set.label}.{columns}{stream}"
 
 
-def shown_name(reference: Reference) -> str:
-    """Return the human-readable name of the value of a reference; for many columns, the name of the first."""
-    return _named(reference, brief(reference.features))
-
-
-def _named(reference: Reference, columns: str) -> str:
-    stream = "" if reference.stream is None else f"@{reference.stream}"
-    return f"{reference.feature_set.label}.{columns}{stream}"
+def features_of(reference: Reference) -> ColumnSelection:
+    """Return the columns that are an input of a node."""
+    return ColumnSelection(reference.feature_set, reference.features, reference.stream)
 
 
 # -- the layout of a model: on the device of its node, or on several, which is a feature of a distribution -------------

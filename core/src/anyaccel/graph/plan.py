@@ -12,8 +12,27 @@ from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import ConfigError, GraphError, MissingDistributionError
-from anyaccel.graph.plan_entries import LEFT_OUT, Assignment, Column, Crossing, Part, Rejection, read_entry
-from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
+from anyaccel.graph.plan_entries import (
+    LEFT_OUT,
+    Assignment,
+    Column,
+    Crossing,
+    Part,
+    Rejection,
+    described,
+    number_of,
+    numbers_text,
+    read_entry,
+)
+from anyaccel.graph.plan_figures import (
+    CATEGORIES,
+    NOT_COVERED,
+    Decision,
+    DeviceMemory,
+    NodeActivations,
+    checked_text,
+    step_bytes,
+)
 from anyaccel.html import Markup, element, escaped, faint, guarded, line, page, size, text
 from anyaccel.saved_folder import strict_json
 from anyaccel.segment import TensorSpec
@@ -133,7 +152,7 @@ class Plan:
             f"{_WHOSE[rejection.level]} {rejection.wish!r} was not taken: {rejection.why}."
             for rejection in assignment.rejected
         ]
-        return " ".join([f"{node} runs on {where} because {_described(assignment)}.", *refused])
+        return " ".join([f"{node} runs on {where} because {described(assignment)}.", *refused])
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -189,7 +208,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as JSON text, in a format that later versions read."""
-        return written(self.to_dict())
+        return json.dumps({"format": FORMAT, "version": VERSION, **self.to_dict()}, indent=2, allow_nan=False) + "\n"
 
     def to_html(self, picture: str | None = None) -> str:
         """Return the plan as one HTML file without scripts or external files: memory bars, edges, nodes and the JSON.
@@ -254,12 +273,12 @@ class Plan:
             tuples["memory"] = tuple(map(DeviceMemory.from_dict, given.get("memory", ())))
             tuples["activations"] = tuple(map(NodeActivations.from_dict, given.get("activations", ())))
             tuples["decisions"] = tuple(read_entry(Decision, entry) for entry in given.get("decisions", ()))
-            texts: dict[str, Any] = {name: _text(given[name]) for name in ("phase", "graph")}
+            texts: dict[str, Any] = {name: checked_text(given[name]) for name in ("phase", "graph")}
             return cls(
                 **texts,
-                notes=tuple(map(_text, given["notes"])),
+                notes=tuple(map(checked_text, given["notes"])),
                 batch_size=_count(given.get("batch_size")),
-                machine=_text(given.get("machine", "")),
+                machine=checked_text(given.get("machine", "")),
                 **tuples,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -268,7 +287,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         title = f"of {self.phase} on {self.graph}"
-        return drawn_page(self, title, lambda drawing: drawing.plan_page(self, _described), lambda: str(self))
+        return drawn_page(self, title, lambda drawing: drawing.plan_page(self), lambda: str(self))
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("node", "device", "native name", "why", "parameters")]
@@ -276,21 +295,23 @@ class Plan:
             (a.node, self._where(a.device), f"{a.framework} {a.native_name}", a.reason, f"{a.parameters:,}")
             for a in self.assignments
         ]
-        if any(a.precision or a.recomputed for a in self.assignments):
-            added = ["precision", *(_precision(a) for a in self.assignments)]
-            rows = [(*cells, more) for cells, more in zip(rows, added, strict=True)]
-        if any(a.sharding for a in self.assignments):
-            added = [
-                "sharding",
-                *(f"{a.sharding} ({a.sharding_reason})" if a.sharding else "" for a in self.assignments),
-            ]
-            rows = [(*cells, more) for cells, more in zip(rows, added, strict=True)]
+        shardings = (f"{a.sharding} ({a.sharding_reason})" if a.sharding else "" for a in self.assignments)
+        for head, added in {"precision": map(numbers_text, self.assignments), "sharding": shardings}.items():
+            texts = [head, *added]
+            if any(texts[1:]):
+                rows = [(*cells, more) for cells, more in zip(rows, texts, strict=True)]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
         lines += [line for a in self.assignments for section in a.sections for line in section.lines]
-        lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
+        for column in self.columns:
+            change, name = f" ({column.change})" if column.change else "", text(column.shown, _LONGEST)
+            lines.append(f"load  {name} -> {column.framework} {column.device}: {column.spec_text}{change}")
+        lines += map(self._crossing_line, self.crossings)
         lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
         lines += [f"{decision.what} {decision.choice}: {text(decision.why, _LONGEST)}" for decision in self.decisions]
-        lines += _memory_lines(self.memory) if self.memory else ()
+        if self.memory:
+            columns = (*CATEGORIES, "headroom", "capacity")
+            figures = [(f"{m.framework} {m.device}", *(covered(getattr(m, x)) for x in columns)) for m in self.memory]
+            lines += table([("memory of", *CATEGORIES, "headroom", "of"), *figures])
         return "\n".join([*lines, *map(activation_line, self.activations)])
 
     def _crossing_line(self, crossing: Crossing) -> str:
@@ -300,60 +321,6 @@ class Plan:
         nbytes = step_bytes(crossing.nbytes, self.batch_size)
         step = "" if nbytes is None else f", {size(nbytes)} per step"
         return f"cross {value}: {ends} by {_ROUTES[crossing.route]}, {crossing.nbytes} B per sample{step}"
-
-
-def _why(assignment: Assignment) -> str:
-    requested = assignment.requested
-    return {
-        "node": f"its own accelerator is {requested!r}",
-        "phase": f"the phase requests {requested!r}, and the node requests no device",
-        "neighbour": f"it goes with {requested!r}",
-        "policy": f"the policy {requested!r} chose it",
-        "environment": f"neither the node nor the phase requests a device, and {requested!r} is set",
-        "default": "neither the node nor the phase requests a device",
-        "fallback": f"the phase requests {requested!r}, but no installed plugin runs {assignment.framework} there",
-    }.get(assignment.reason, assignment.reason)
-
-
-def _described(assignment: Assignment) -> str:
-    return f"{_why(assignment)}{_how(assignment)}"
-
-
-def _how(assignment: Assignment) -> str:
-    """Return precision, recomputation and sharding as the end of a sentence; `""` if none is set."""
-    asked = "the node requests it" if assignment.precision_reason == "node" else "the phase requests it"
-    precision = f"; it is computed in {assignment.precision}, because {asked}" if assignment.precision else ""
-    recomputed = f"; {_recomputed(assignment)} recomputed in the backward pass" if assignment.recomputed else ""
-    who = "the node requests it" if assignment.sharding_reason == "node" else "the phase requests it"
-    kept = "whole" if assignment.sharding == "none" else "divided"
-    sharding = f"; replicas keep its parameters {kept}, because {who}" if assignment.sharding else ""
-    return precision + recomputed + sharding
-
-
-def _recomputed(assignment: Assignment) -> str:
-    if assignment.recomputed == ("",):
-        return "all is"
-    return f"{number_of(len(assignment.recomputed), 'part')} {'is' if len(assignment.recomputed) == 1 else 'are'}"
-
-
-def _precision(assignment: Assignment) -> str:
-    """Return a cell of the table: the precision, who decided, and which parts are computed again."""
-    text = f"{assignment.precision} ({assignment.precision_reason})" if assignment.precision else ""
-    recomputed = f"{_recomputed(assignment).split()[0]} recomputed" if assignment.recomputed else ""
-    return ", ".join(filter(None, (text, recomputed)))
-
-
-def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:
-    """Return a table of the memory of each device."""
-    rows: list[tuple[str, ...]] = [("memory of", *CATEGORIES, "headroom", "of")]
-    rows += [
-        (
-            f"{device_memory.framework} {device_memory.device}",
-            *(covered(getattr(device_memory, name)) for name in (*CATEGORIES, "headroom", "capacity")),
-        )
-        for device_memory in memory
-    ]
-    return table(rows)
 
 
 def activation_line(activations: NodeActivations) -> str:
@@ -372,12 +339,6 @@ def covered(nbytes: int | None) -> str:
     if nbytes is None:
         return NOT_COVERED
     return f"-{size(-nbytes)}" if nbytes < 0 else size(nbytes)
-
-
-def _column_line(column: Column) -> str:
-    change = f" ({column.change})" if column.change else ""
-    name = text(column.shown, _LONGEST)
-    return f"load  {name} -> {column.framework} {column.device}: {column.spec_text}{change}"
 
 
 def drawn_page(obj: Any, title: str, draw: Callable[[Any], Markup], shown: Callable[[], str]) -> str:
@@ -402,11 +363,6 @@ def drawn_page(obj: Any, title: str, draw: Callable[[Any], Markup], shown: Calla
     return guarded(obj, build)
 
 
-def number_of(number: int, what: str) -> str:
-    """Return a count with its noun: `1 node`, `2 nodes`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Return rows of text as aligned lines; the text of a cell stays on its line."""
     rows = [tuple(text(cell, _LONGEST) for cell in row) for row in rows]
@@ -420,12 +376,6 @@ def _to_dict(entry: Any) -> dict[str, Any]:
     values = {item.name: getattr(entry, item.name) for item in kept}
     left_out = {item.name for item in kept if item.metadata == LEFT_OUT and values[item.name] == item.default}
     return {name: _plain(value) for name, value in values.items() if name not in left_out}
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} instead of text")
-    return value
 
 
 def _count(value: Any) -> int | None:
@@ -512,7 +462,16 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> PlanDiff:
         if before[name] != after[name]
     ]
     for name, (what, key) in _KEYS.items():
-        differences += _of_list(what, _keyed(before[name], key), _keyed(after[name], key))
+        one, other = _keyed(before[name], key), _keyed(after[name], key)
+        for entry in dict.fromkeys([*one, *other]):
+            if entry not in one or entry not in other:
+                differences.append(Difference(f"{what} {entry}", one.get(entry), other.get(entry)))
+                continue
+            for part in dict.fromkeys([*one[entry], *other[entry]]):
+                values = one[entry].get(part), other[entry].get(part)
+                if values[0] != values[1]:
+                    shown_values = ["not covered" if value is None else value for value in values]
+                    differences.append(Difference(f"{what} {entry}, {part}", *shown_values))
     notes = before["notes"], after["notes"]
     differences += [Difference(f"note {note!r}", note, None) for note in notes[0] if note not in notes[1]]
     differences += [Difference(f"note {note!r}", None, note) for note in notes[1] if note not in notes[0]]
@@ -530,29 +489,11 @@ def _keyed(entries: Sequence[_Entry], key: Callable[[_Entry], str]) -> dict[str,
     return keyed
 
 
-def _of_list(what: str, before: Mapping[str, _Entry], after: Mapping[str, _Entry]) -> Iterator[Difference]:
-    for name in dict.fromkeys([*before, *after]):
-        one, other = before.get(name), after.get(name)
-        if one is None or other is None:
-            yield Difference(f"{what} {name}", one, other)
-            continue
-        for name_of_field in dict.fromkeys([*one, *other]):
-            values = one.get(name_of_field), other.get(name_of_field)
-            if values[0] != values[1]:
-                shown = ["not covered" if value is None else value for value in values]
-                yield Difference(f"{what} {name}, {name_of_field}", *shown)
-
-
 # -- plans as JSON: written with a version, and read from files of others without trust --------------------------------
 
 
 FORMAT, VERSION = "anyaccel plan", 1
 LARGEST = 16 << 20  # bytes
-
-
-def written(plain: Mapping[str, Any]) -> str:
-    """Return a plan, given as plain data, as JSON text. Equal plans return equal text."""
-    return json.dumps({"format": FORMAT, "version": VERSION, **plain}, indent=2, allow_nan=False) + "\n"
 
 
 def parsed(text: str | bytes) -> dict[str, Any]:

@@ -103,6 +103,45 @@ class Assignment:
         return () if self.offload is None else (self.offload.section(self.node),)
 
 
+def described(assignment: Assignment) -> str:
+    """Return why a node has its device, precision and sharding, and what of it is recomputed, to follow `because`."""
+    requested = assignment.requested
+    why = {
+        "node": f"its own accelerator is {requested!r}",
+        "phase": f"the phase requests {requested!r}, and the node requests no device",
+        "neighbour": f"it goes with {requested!r}",
+        "policy": f"the policy {requested!r} chose it",
+        "environment": f"neither the node nor the phase requests a device, and {requested!r} is set",
+        "default": "neither the node nor the phase requests a device",
+        "fallback": f"the phase requests {requested!r}, but no installed plugin runs {assignment.framework} there",
+    }.get(assignment.reason, assignment.reason)
+    asked = "the node requests it" if assignment.precision_reason == "node" else "the phase requests it"
+    precision = f"; it is computed in {assignment.precision}, because {asked}" if assignment.precision else ""
+    recomputed = f"; {_recomputed(assignment)} recomputed in the backward pass" if assignment.recomputed else ""
+    who = "the node requests it" if assignment.sharding_reason == "node" else "the phase requests it"
+    kept = "whole" if assignment.sharding == "none" else "divided"
+    sharding = f"; replicas keep its parameters {kept}, because {who}" if assignment.sharding else ""
+    return why + precision + recomputed + sharding
+
+
+def _recomputed(assignment: Assignment) -> str:
+    if assignment.recomputed == ("",):
+        return "all is"
+    return f"{number_of(len(assignment.recomputed), 'part')} {'is' if len(assignment.recomputed) == 1 else 'are'}"
+
+
+def numbers_text(assignment: Assignment) -> str:
+    """Return how a node is computed, for a table: its precision, who decided, and how many parts are recomputed."""
+    text = f"{assignment.precision} ({assignment.precision_reason})" if assignment.precision else ""
+    recomputed = f"{_recomputed(assignment).split()[0]} recomputed" if assignment.recomputed else ""
+    return ", ".join(filter(None, (text, recomputed)))
+
+
+def number_of(number: int, what: str) -> str:
+    """Return a count with its noun: `1 node`, `2 nodes`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def layouts(assignments: Iterable[Assignment]) -> dict[str, Any]:
     """Return the nodes whose models are not whole on their device, each with where its blocks are."""
     return {assignment.node: assignment.offload for assignment in assignments if assignment.offload is not None}

@@ -71,8 +71,10 @@ class DeviceMemory:
             KeyError, TypeError, ValueError: malformed.
         """
         numbers: dict[str, Any] = {name: _bytes(given[name]) for name in (*CATEGORIES, "capacity")}
-        gaps = {str(name): _text(reason) for name, reason in dict(given["gaps"]).items()}
-        return cls(device=Device.parse(given["device"]), framework=_text(given["framework"]), gaps=gaps, **numbers)
+        gaps = {str(name): checked_text(reason) for name, reason in dict(given["gaps"]).items()}
+        return cls(
+            device=Device.parse(given["device"]), framework=checked_text(given["framework"]), gaps=gaps, **numbers
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class NodeActivations:
             KeyError, TypeError, ValueError: malformed.
         """
         numbers: dict[str, Any] = {name: _bytes(given[name]) for name in ("rows", "kept", "without_remat")}
-        return cls(node=_text(given["node"]), gap=_text(given["gap"]), **numbers)
+        return cls(node=checked_text(given["node"]), gap=checked_text(given["gap"]), **numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ def _bytes(value: Any) -> int | None:
     raise ValueError(f"{str(value)[:60]!r} is not a number of bytes")
 
 
-def _text(value: Any) -> str:
+def checked_text(value: Any) -> str:
+    """Return text of a saved plan; raise TypeError for anything else."""
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} instead of text")
     return value

@@ -9,11 +9,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from types import FunctionType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from anyaccel.adapter.optimizers import unmatched_patterns
 from anyaccel.backend import Backend, ComputingBackend
-from anyaccel.data import FeatureSet, Reference, joined_changes, joined_spec
+from anyaccel.data import Reference, joined_changes, joined_spec
 from anyaccel.data.roles import brief, listed
 from anyaccel.device import Device
 from anyaccel.errors import ColumnError, GraphError, PhaseError, SamplerError, ShapeError, SpecError
@@ -28,10 +28,9 @@ from anyaccel.graph.device_assignment import (
     float32_notes,
     matmul_precisions,
     segment_precision,
-    with_precision,
 )
 from anyaccel.graph.graph import ModelGraph
-from anyaccel.graph.nodes import ModelNode, Node, layout_of, refuse_settings
+from anyaccel.graph.nodes import ColumnSelection, ModelNode, Node, features_of, layout_of, refuse_settings
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
 from anyaccel.graph.shape_inference import (
@@ -52,7 +51,6 @@ from anyaccel.graph.shape_inference import (
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import (
     LossTerm,
-    NodeState,
     Operation,
     OutputSpec,
     ParameterGroup,
@@ -82,7 +80,16 @@ def resolve(graph: ModelGraph, request: Request, known: Registry | None = None) 
 
 
 class _Resolver:
-    """One resolution."""
+    """One resolution.
+
+    Attributes:
+        inputs: Names of each node's input values, with columns in the form that the node takes.
+        terms: Terms of the losses.
+        columns: Columns to load, by name.
+        groups: Parameter groups.
+        in_training: Labels of the nodes that run in training mode.
+        live: Names of the values through which gradients flow.
+    """
 
     def __init__(self, graph: ModelGraph, request: Request, known: Registry) -> None:
         self._graph = graph
@@ -100,7 +107,12 @@ class _Resolver:
     def resolve(self) -> Resolution:
         """Decide, in order: which nodes take part, where, which are trained, what is loaded, and the segments."""
         request, active = self._request, self._active()
-        self._assigned = self._assignments(active)
+        self._assigned = DeviceAssigner(
+            nodes=self._nodes, shapes=self._shapes, registry=self._registry, request=request
+        ).assign(active)
+        for label, assignment in self._assigned.items():
+            node = self._nodes[label]
+            self._assigned[label] = layout_of(node).assign(node, assignment, request, self._registry, self._shapes)
         if request.training:
             self._assigned = {
                 label: with_sharding(self._nodes[label], assignment, request)
@@ -116,22 +128,12 @@ class _Resolver:
         in_training = self._in_training() if request.training else []
         learning = (label for label in in_training if not self._assigned[label].frozen)
         trained = [label for label in learning if self._assigned[label].parameters]
-        inputs = {label: self._inputs(label, table) for label in self._assigned}
+        self.inputs = {label: self._inputs(label, table) for label in self._assigned}
         binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
-        builder = SegmentBuilder(
-            nodes=self._nodes,
-            shapes=self._shapes,
-            assigned=self._assigned,
-            inputs=inputs,
-            terms=tuple(map(binder.term, self._request.losses)),
-            columns={column.name: column for column in table.columns},
-            groups=self._groups(trained),
-            in_training=frozenset(in_training),
-            live=self._live(trained),
-            wants=self._request.wants,
-            states=self._graph.optimizer_states,
-            request=self._request,
-        )
+        self.terms = tuple(map(binder.term, self._request.losses))
+        self.columns = {column.name: column for column in table.columns}
+        self.groups = self._groups(trained)
+        self.in_training, self.live = frozenset(in_training), self._live(trained)
         owners = {label: id(assignment.backend) for label, assignment in self._assigned.items()}
         parents = {label: self._depends_on(label) for label in self._assigned}
         parts = cut(list(TopologicalSorter(parents).static_order()), owners, parents)
@@ -154,15 +156,15 @@ class _Resolver:
                     )
         first = [self._assigned[labels[0]] for labels in parts]
         segments = tuple(
-            builder.segment(f"{assignment.framework}:{i}", labels)
+            self._segment(f"{assignment.framework}:{i}", labels)
             for i, (assignment, labels) in enumerate(zip(first, parts, strict=True))
         )
         plan = Plan(
             phase=request.phase,
             graph=self._graph.label,
             assignments=tuple(self._assigned.values()),
-            columns=tuple(builder.columns.values()),
-            crossings=tuple(Crossings(self._assigned, self._shapes, builder.live, self._registry).of(segments)),
+            columns=table.columns,
+            crossings=tuple(Crossings(self._assigned, self._shapes, self.live, self._registry).of(segments)),
             parts=tuple(
                 Part(s.label, a.framework, tuple(labels)) for s, a, labels in zip(segments, first, parts, strict=True)
             ),
@@ -174,31 +176,11 @@ class _Resolver:
             plan=plan,
             segments=segments,
             backends=backends,
-            live=builder.live,
+            live=self.live,
             shapes=self._shapes,
             step_columns=columns,
             matmul_precisions=matmul_precisions(request.phase, request.matmul_precision, self._assigned),
         )
-
-    def _assignments(self, active: set[str]) -> dict[str, Assignment]:
-        """Return the device of each node, its precision, and which parameters are in host memory."""
-        request = self._request
-        assigned = DeviceAssigner(
-            nodes=self._nodes,
-            shapes=self._shapes,
-            registry=self._registry,
-            accelerator=request.accelerator,
-            strict=request.strict,
-            policy=request.policy,
-            replicas=request.devices,
-        ).assign(active)
-        computed = {
-            label: with_precision(self._nodes[label], assignment, request) for label, assignment in assigned.items()
-        }
-        for label, assignment in computed.items():
-            node = self._nodes[label]
-            computed[label] = layout_of(node).assign(node, assignment, request, self._registry, self._shapes)
-        return computed
 
     # -- which nodes take part, and which are trained --------------------------------------------------------------
 
@@ -374,6 +356,70 @@ class _Resolver:
                 names.extend((upstream,) if "." in upstream else self._shapes.outputs[upstream])
         return tuple(names)
 
+    def _segment(self, label: str, part: Sequence[str]) -> Segment:
+        """Return the segment of some nodes, given in topological order."""
+        operations = tuple(map(self._operation, part))
+        losses = tuple(term for term in self.terms if term.on in part)
+        computed = {name for operation in operations for name in operation.outputs}
+        arrivals: dict[str, Device] = {}  # each value arrives on the device of the first that takes it
+        takers: list[Operation | LossTerm] = [*operations, *losses]
+        for taker in takers:
+            for name in taker.inputs:
+                if name not in computed:
+                    arrivals.setdefault(name, taker.device)
+        needed = {name for label in self._request.wants for name in self._shapes.outputs[label]}
+        needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
+        needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
+        groups = (replace(group, nodes=tuple(node for node in group.nodes if node in part)) for group in self.groups)
+        framework = self._shapes.frameworks[part[0]]
+        frozen = {label: node for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen}
+        alike = (label for label in frozen if self._shapes.frameworks[label] == framework)
+        states = self._graph.optimizer_states
+        return Segment(
+            label=label,
+            operations=operations,
+            inputs={name: (self._spec(name), device) for name, device in arrivals.items()},
+            outputs=tuple(name for operation in operations for name in operation.outputs if name in needed),
+            losses=losses,
+            groups=tuple(group for group in groups if group.nodes),
+            needs_pullback=tuple(
+                name for name in arrivals if name in self.live and is_floating(self._spec(name).dtype)
+            ),
+            states={node: states[node] for node in part if node in states},
+            frozen={label: frozen[label].model for label in alike if self._shapes.outputs[label]},
+            precision=segment_precision(part, self._assigned, self._nodes, self._request),
+        )
+
+    def _operation(self, label: str) -> Operation:
+        node = self._nodes[label]
+        model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
+        # What a node's model returns once for a batch, where a loss takes it
+        taken = {name for term in self.terms if term.on == label for name in term.inputs}
+        added = {name: output for name, output in self._shapes.batch_values(label).items() if name in taken}
+        extra = self._shapes.training_only.get(label, ()) if label in self.in_training else ()
+        usual = self._shapes.outputs[label]
+        returned, training = self._shapes.returned.get(label, ()), self._shapes.training.get(label, ())
+        results = [*with_batch(returned), *added.values()]
+        in_training = training_results(returned, training, len(usual) + len(extra))
+        in_training[len(usual) : len(usual)] = added.values()
+        return Operation(
+            label=label,
+            model=model,
+            inputs=self.inputs[label],
+            outputs=(*usual, *added, *extra),
+            device=self._assigned[label].device,
+            trainable=label in self.in_training,
+            axis=axis,
+            arguments=self._shapes.arguments.get(label, ()),
+            results=() if _in_order(results, returned) else tuple(results),
+            training_results=() if _in_order(in_training, training or returned) else tuple(in_training),
+            training_only=len(extra),
+            modes=node.modes if isinstance(node, ModelNode) else "train",
+        )
+
+    def _spec(self, name: str) -> TensorSpec:
+        return self.columns[name].spec if name in self.columns else self._shapes.specs[name]
+
     def _depends_on(self, label: str) -> list[str]:
         """Return a node's upstreams, and the other nodes whose outputs are inputs of the losses on it."""
         parents = list(topology.parents(self._nodes[label], self._nodes))
@@ -405,6 +451,12 @@ class _Resolver:
         if self._request.training:
             idle = [label for label in self._shapes.order if label not in active | set(self._request.learners)]
             yield from (f"{label} takes no part: no loss depends on it" for label in idle)
+
+
+def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpec]) -> bool:
+    """Whether the results of an operation are all that a model returns, in order and batch first."""
+    specs = [output.spec for output in results if output is not None]
+    return None not in results and list(returned) == list(positional_outputs(specs))
 
 
 # -- partition: cuts a graph into convex segments, which no path leaves and enters again -------------------------------
@@ -499,115 +551,13 @@ def step_columns(
                 target = table.want(selection, spec, assignment, "targets")
                 roles["targets"].setdefault(target.name, target)
     columns = {**roles["targets"], **roles["features"]}
-    short = {name: _short_name(column) for name, column in columns.items()}
+    short = {
+        name: "+".join(column.columns) + (f"@{column.stream}" if column.stream else "")
+        for name, column in columns.items()
+    }
     names = {text if list(short.values()).count(text) == 1 else name: name for name, text in short.items()}
     only = {role: next(iter(labels)) for role, labels in roles.items() if len(labels) == 1}
     return {**only, **names}
-
-
-def _short_name(column: Column) -> str:
-    stream = f"@{column.stream}" if column.stream else ""
-    return "+".join(column.columns) + stream
-
-
-# -- segment builder: the segments of a phase as backends receive them, with operations, inputs and outputs ------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentBuilder:
-    """Build the segments of a phase.
-
-
-    Attributes:
-        inputs: Names of each node's input values, with columns in the form that the node takes.
-        in_training: Labels of the nodes that run in training mode.
-        live: Names of the values through which gradients flow.
-        wants: Labels of the nodes whose outputs are kept.
-        states: Optimizer state by node.
-        request: Request of the phase.
-    """
-
-    nodes: Mapping[str, Node]
-    shapes: Shapes
-    assigned: Mapping[str, Assignment]
-    inputs: Mapping[str, tuple[str, ...]]
-    columns: Mapping[str, Column]
-    terms: tuple[LossTerm, ...]
-    groups: tuple[ParameterGroup, ...]
-    in_training: frozenset[str]
-    live: frozenset[str]
-    wants: tuple[str, ...]
-    states: Mapping[str, NodeState]
-    request: Request
-
-    def segment(self, label: str, part: Sequence[str]) -> Segment:
-        """Return the segment of some nodes, given in topological order."""
-        operations = tuple(map(self._operation, part))
-        losses = tuple(term for term in self.terms if term.on in part)
-        computed = {name for operation in operations for name in operation.outputs}
-        arrivals: dict[str, Device] = {}  # each value arrives on the device of the first that takes it
-        takers: list[Operation | LossTerm] = [*operations, *losses]
-        for taker in takers:
-            for name in taker.inputs:
-                if name not in computed:
-                    arrivals.setdefault(name, taker.device)
-        needed = {name for label in self.wants for name in self.shapes.outputs[label]}
-        needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
-        needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
-        groups = (replace(group, nodes=tuple(node for node in group.nodes if node in part)) for group in self.groups)
-        framework = self.shapes.frameworks[part[0]]
-        frozen = {label: node for label, node in self.nodes.items() if isinstance(node, ModelNode) and node.frozen}
-        alike = (label for label in frozen if self.shapes.frameworks[label] == framework)
-        return Segment(
-            label=label,
-            operations=operations,
-            inputs={name: (self._spec(name), device) for name, device in arrivals.items()},
-            outputs=tuple(name for operation in operations for name in operation.outputs if name in needed),
-            losses=losses,
-            groups=tuple(group for group in groups if group.nodes),
-            needs_pullback=tuple(
-                name for name in arrivals if name in self.live and is_floating(self._spec(name).dtype)
-            ),
-            states={node: self.states[node] for node in part if node in self.states},
-            frozen={label: frozen[label].model for label in alike if self.shapes.outputs[label]},
-            precision=segment_precision(part, self.assigned, self.nodes, self.request),
-        )
-
-    def _operation(self, label: str) -> Operation:
-        node = self.nodes[label]
-        model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
-        # What a node's model returns once for a batch, where a loss takes it
-        taken = {name for term in self.terms if term.on == label for name in term.inputs}
-        added = {name: output for name, output in self.shapes.batch_values(label).items() if name in taken}
-        extra = self.shapes.training_only.get(label, ()) if label in self.in_training else ()
-        usual = self.shapes.outputs[label]
-        returned, training = self.shapes.returned.get(label, ()), self.shapes.training.get(label, ())
-        results = [*with_batch(returned), *added.values()]
-        in_training = training_results(returned, training, len(usual) + len(extra))
-        in_training[len(usual) : len(usual)] = added.values()
-        return Operation(
-            label=label,
-            model=model,
-            inputs=self.inputs[label],
-            outputs=(*usual, *added, *extra),
-            device=self.assigned[label].device,
-            trainable=label in self.in_training,
-            axis=axis,
-            arguments=self.shapes.arguments.get(label, ()),
-            results=() if _in_order(results, returned) else tuple(results),
-            training_results=() if _in_order(in_training, training or returned) else tuple(in_training),
-            training_only=len(extra),
-            modes=node.modes if isinstance(node, ModelNode) else "train",
-        )
-
-    def _spec(self, name: str) -> TensorSpec:
-        return self.columns[name].spec if name in self.columns else self.shapes.specs[name]
-
-
-def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpec]) -> bool:
-    """Whether the results of an operation are all that a model returns, in order and batch first."""
-    specs = [output.spec for output in results if output is not None]
-    return None not in results and list(returned) == list(positional_outputs(specs))
 
 
 # -- sharding assignment: whose parameters replicas divide, by one rule: what the node says, else the phase ------------
@@ -638,16 +588,13 @@ def check_shared_models(phase: str, nodes: Mapping[str, Node], assigned: Mapping
     for label, assignment in assigned.items():
         node = nodes[label]
         other = first.setdefault(id(node.model), assignment) if isinstance(node, ModelNode) else assignment
-        if _kept(other) != _kept(assignment):
+        kept = [a.sharding or "none" for a in (other, assignment)]
+        if kept[0] != kept[1]:
             raise GraphError(
                 f"phase {phase!r}: nodes {other.node!r} and {label!r} share a model, but its parameters "
-                f"are {_kept(other)!r} in one and {_kept(assignment)!r} in the other",
+                f"are {kept[0]!r} in one and {kept[1]!r} in the other",
                 hint="use the same sharding for both nodes",
             )
-
-
-def _kept(assignment: Assignment) -> str:
-    return assignment.sharding or "none"
 
 
 # -- Transfers: which values cross from one device or framework to another in every step, and how ----------------------
@@ -812,13 +759,6 @@ def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
         )
 
 
-def _in_given_order(loss: AppliedLoss) -> Loss:
-    """Return the loss; a function of (y_true, y_pred) is called as it stands if the inputs begin with the targets."""
-    if loss.loss.own is None or loss.inputs[0].startswith("outputs") or not takes_targets_first(loss.loss.own):
-        return loss.loss
-    return Loss(InGivenOrder(loss.loss.own))
-
-
 @dataclass(frozen=True, slots=True)
 class LossBinder:
     """Create the loss terms of a phase, and add their target columns to a column table."""
@@ -877,10 +817,13 @@ class LossBinder:
                     f"the loss {loss.loss.name!r} on {loss.on!r} does not accept {', '.join(inputs)}: {error}",
                     hint="write def loss(outputs, targets), or name its arguments in inputs=[...]",
                 ) from None
+        applied = loss.loss
+        if applied.own is not None and not loss.inputs[0].startswith("outputs") and takes_targets_first(applied.own):
+            applied = Loss(InGivenOrder(applied.own))  # a function of (y_true, y_pred), and the inputs begin so
         return LossTerm(
             label=loss.label,
             on=loss.on,
-            loss=_in_given_order(loss),
+            loss=applied,
             inputs=(*inputs, *self._weights(loss, spec, positions)),
             device=assignment.device,
             weight=loss.weight,
@@ -1055,8 +998,7 @@ def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name
         ShapeError: it would have to broadcast or reshape one.
     """
     _refuse_one_class(loss, output)
-    indices = takes_classes(loss.loss) and not is_floating(other.dtype)
-    if other.shape != (positions_of(loss, output) if indices else output.shape):
+    if other.shape != (positions_of(loss, output) if is_indices(loss, other) else output.shape):
         raise _unfit(loss, other, output, name)
 
 
@@ -1177,66 +1119,33 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> ShapeError:
-    wants = (
-        "logits [..., classes] and class indices [...], or probabilities [..., classes]"
-        if takes_classes(loss.loss)
-        else "the same shape"
-    )
+    """Create the error for an output and a target that a loss cannot compare; its hint has the outputs that fit."""
+    count = math.prod(stored.shape)
+    if takes_classes(loss.loss):
+        wanted = "logits [..., classes] and class indices [...], or probabilities [..., classes]"
+        hint = "change the model's output_shape, or choose another column"
+        if is_floating(stored.dtype) and count == 1:
+            column = name.partition(".")[2]
+            hint += f", or, if these are class indices, cast them: feature_set.cast({{{column!r}: 'int64'}})"
+        if len(output.shape) > 1 and output.shape[1:] == stored.shape:  # as in torch's own loss
+            hint = "if the classes come first, set class_axis: Loss('cross_entropy', class_axis=1)"
+    else:
+        wanted = "the same shape"
+        outputs = f"{count} {'output' if count == 1 else 'outputs'}"
+        if len(stored.shape) > 1:
+            outputs = f"an output of shape {list(stored.shape)}"
+        hint = f"give the model {outputs}, or choose another column"
+        if loss.loss.name == "binary_cross_entropy" and count == 1:
+            hint += "; for an output of each class the loss is 'cross_entropy'"
     return ShapeError(
         f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "
         "losses never broadcast",
-        available=wants,
-        hint=_class_axis_hint(loss, stored, output) or _output_hint(loss, stored, output, name),
+        available=wanted,
+        hint=hint,
     )
 
 
-def _output_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> str:
-    """Return a hint with the outputs that a model needs for a target."""
-    if takes_classes(loss.loss):
-        return f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}"
-    count = math.prod(stored.shape)
-    outputs = f"{count} {'output' if count == 1 else 'outputs'}"
-    if len(stored.shape) > 1:
-        outputs = f"an output of shape {list(stored.shape)}"
-    hint = f"give the model {outputs}, or choose another column"
-    if loss.loss.name == "binary_cross_entropy" and count == 1:
-        hint += "; for an output of each class the loss is 'cross_entropy'"
-    return hint
-
-
-def _class_axis_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec) -> str:
-    """Return a hint if the classes come first, as in torch's own loss."""
-    fits = takes_classes(loss.loss) and len(output.shape) > 1 and output.shape[1:] == stored.shape
-    return "if the classes come first, set class_axis: Loss('cross_entropy', class_axis=1)" if fits else ""
-
-
-def _class_cast(loss: AppliedLoss, stored: TensorSpec, name: str) -> str:
-    if not takes_classes(loss.loss) or not is_floating(stored.dtype) or math.prod(stored.shape) != 1:
-        return ""
-    return f", or, if these are class indices, cast them: feature_set.cast({{{name.partition('.')[2]!r}: 'int64'}})"
-
-
 # -- Input columns: which columns of feature sets a phase loads, in which dtype and shape, and to which device ---------
-
-
-class ColumnSelection(NamedTuple):
-    """Columns of a feature set, read from a stream of its sampler; None is the first stream."""
-
-    feature_set: FeatureSet
-    names: tuple[str, ...]
-    stream: str | None = None
-
-    def __str__(self) -> str:
-        return self._named("+".join(self.names))
-
-    @property
-    def shown(self) -> str:
-        """The human-readable name; for many columns, the name of the first."""
-        return self._named(brief(self.names))
-
-    def _named(self, columns: str) -> str:
-        stream = "" if self.stream is None else f"@{self.stream}"
-        return f"{self.feature_set.label}.{columns}{stream}"
 
 
 class ColumnTable:
@@ -1287,14 +1196,9 @@ class ColumnTable:
                 role=role,
                 stream=stream,
                 joined=joined_changes(feature_set, names),
-                ragged=feature_set.is_ragged(names[0]) and _keeps_length(spec, joined_spec(feature_set, names)),
+                ragged=feature_set.is_ragged(names[0]) and spec.shape[:1] == joined_spec(feature_set, names).shape[:1],
             )
         return self._columns[key]
-
-
-def _keeps_length(spec: TensorSpec, stored: TensorSpec) -> bool:
-    """Whether a column arrives with the axis along which its rows differ in length."""
-    return spec.shape[:1] == stored.shape[:1]
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:
@@ -1303,9 +1207,7 @@ def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to:
     """
     spec = cast(joined_spec(reference.feature_set, reference.features), shapes.dtypes[to.node])
     spec = lifted(spec) if to.node in shapes.lifted else spec
-    return table.want(
-        ColumnSelection(reference.feature_set, reference.features, reference.stream), spec, to, "features"
-    )
+    return table.want(features_of(reference), spec, to, "features")
 
 
 def check_stream(stream: str, label: str, known: Sequence[str]) -> None:

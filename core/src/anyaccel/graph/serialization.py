@@ -26,9 +26,11 @@ from anyaccel.graph.nodes import (
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
+_COMPUTED = ("precision", "remat", "sharding")
+"""Settings of nodes that are text, and left out where they are not set."""
 _MODEL_KEYS = {
     *("type", "label", "upstreams", "arguments", "accelerator", "optimizer", "framework", "outputs", "modes", "frozen"),
-    *("batch_axes", "precision", "remat", "sharding", *LAYOUT_SETTINGS),
+    *("batch_axes", *_COMPUTED, *LAYOUT_SETTINGS),
     *("frozen_mode", "model"),
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
@@ -161,7 +163,7 @@ def _node_config(node: Node) -> dict[str, Any]:
         "outputs": list(node.outputs) if node.outputs else None,
         "modes": node.modes,
         **({"batch_axes": list(axes)} if (axes := batch_axes_of(node.arguments)) else {}),
-        **{name: value for name in ("precision", "remat", "sharding") if (value := getattr(node, name)) is not None},
+        **{name: value for name in _COMPUTED if (value := getattr(node, name)) is not None},
         **layout_config(node),
         "frozen": node.frozen,
         "frozen_mode": node.frozen_mode,
@@ -173,20 +175,13 @@ def _model_config(model: Any) -> dict[str, Any] | None:
     """Return a model by its backend's name for it, or by its class; None if it has no configuration."""
     if not hasattr(model, "get_config"):
         return None
+    owners = registry().owners(model)
     for backend in registry().backends_in_use:
-        if isinstance(backend, Compute):
-            name = next((name for name, cls in _loaded_models(backend, model).items() if type(model) is cls), None)
+        if isinstance(backend, Compute) and backend.framework in owners:  # listing models imports the framework
+            name = next((name for name, cls in backend.models().items() if type(model) is cls), None)
             if name is not None:
                 return {"framework": backend.framework, "name": name, "config": model.get_config()}
     return {"class": class_name(type(model)), "config": model.get_config()}
-
-
-def _loaded_models(backend: Any, model: Any) -> Mapping[str, type]:
-    """Return the backend's named models; none if the object is not its own, because listing them imports its
-    framework.
-    """
-    models: Mapping[str, type] = backend.models() if backend.framework in registry().owners(model) else {}
-    return models
 
 
 def class_name(cls: type) -> str:
@@ -230,10 +225,7 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         outputs=plain.get("outputs"),
         modes=_mode(plain, "modes", MODES),
         batch_axis=_read_batch_axes(plain),
-        precision=plain.get("precision"),
-        remat=plain.get("remat"),
-        sharding=plain.get("sharding"),
-        **{name: plain.get(name, default) for name, default in LAYOUT_SETTINGS.items()},
+        **{name: plain.get(name, default) for name, default in {**dict.fromkeys(_COMPUTED), **LAYOUT_SETTINGS}.items()},
     )
     node.frozen = flag(ConfigError, f"node {node.label!r}: ", "frozen", plain.get("frozen", False))
     node.frozen_mode = _mode(plain, "frozen_mode", FROZEN_MODES)
@@ -258,16 +250,15 @@ def _read_arguments(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) ->
     if not entry.get("arguments"):
         return upstreams
     paths = entries(entry, "arguments", f"node {entry['label']!r}")
-    if len(paths) != len(upstreams) or not all(map(_is_path, paths)):
+    are_paths = all(
+        isinstance(path, (list, tuple)) and path and all(isinstance(step, (str, int)) for step in path)
+        for path in paths
+    )
+    if len(paths) != len(upstreams) or not are_paths:
         problem = f"node {entry['label']!r}: arguments={shown(paths)} are not the paths of {len(upstreams)} upstreams"
         raise ConfigError(problem, hint=_HINT)
     positional, by_keyword = CallLayout([tuple(path) for path in paths]).bind(upstreams)
     return by_keyword or positional
-
-
-def _is_path(path: Any) -> bool:
-    """Whether it is where a model takes an input: keywords, keys and places."""
-    return isinstance(path, (list, tuple)) and bool(path) and all(isinstance(step, (str, int)) for step in path)
 
 
 def _read_batch_axes(entry: Mapping[str, Any]) -> dict[str, int]:
@@ -288,7 +279,13 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
     if not isinstance(named, Mapping):
         raise ConfigError(f"node {label!r}: {shown(named)} is not the configuration of a model", hint=_MODEL_HINT)
     if _SHARED in named:
-        return _shared(label, named[_SHARED], models)
+        other = named[_SHARED]
+        if other not in list(models):
+            raise ConfigError(
+                f"node {label!r} shares the model of {other!r}, which is not a node before it",
+                available=", ".join(models),
+            )
+        return models[other]
     cls = _allowed(label, named["class"], allow) if "class" in named else _named(label, named)
     config = named.get("config", {})
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
@@ -301,15 +298,6 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
             f"node {label!r}: its model does not accept its configuration: {problem}",
             hint=f"pass the model: models={{{label!r}: ...}}",
         ) from error
-
-
-def _shared(label: str, other: Any, models: Mapping[str, Any]) -> Any:
-    if other not in list(models):
-        raise ConfigError(
-            f"node {label!r} shares the model of {other!r}, which is not a node before it",
-            available=", ".join(models),
-        )
-    return models[other]
 
 
 def _named(label: str, named: Mapping[str, Any]) -> type:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -35,7 +35,7 @@ from anyaccel.errors import (
 from anyaccel.extensions import extensions
 from anyaccel.graph import topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name, shown_name
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, features_of
 from anyaccel.graph.plan import Plan
 from anyaccel.install_hints import hint_of, is_like_an_estimator
 from anyaccel.registry import Registry, registry
@@ -69,18 +69,18 @@ class Shapes:
     order: tuple[str, ...]
     frameworks: Mapping[str, str]
     backends: Mapping[str, ComputingBackend] = field(compare=False, repr=False)
-    inputs: Mapping[str, tuple[str, ...]]
-    outputs: Mapping[str, tuple[str, ...]]
-    specs: Mapping[str, TensorSpec]
-    dtypes: Mapping[str, str | None]
-    arguments: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    returned: Mapping[str, tuple[OutputSpec, ...]] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    outputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    specs: dict[str, TensorSpec] = field(default_factory=dict)
+    dtypes: dict[str, str | None] = field(default_factory=dict)
+    arguments: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+    returned: dict[str, tuple[OutputSpec, ...]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     unfitted: tuple[str, ...] = ()
-    lifted: frozenset[str] = frozenset()
-    training_only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lifted: set[str] = field(default_factory=set)
+    training_only: dict[str, tuple[str, ...]] = field(default_factory=dict)
     training: dict[str, tuple[OutputSpec, ...]] = field(default_factory=dict, compare=False, repr=False)
-    examples: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
+    examples: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
     def batch_values(self, label: str) -> dict[str, OutputSpec]:
         """Return the values that a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
@@ -91,18 +91,16 @@ class Shapes:
         """Return the specs of a node's inputs as it receives them: floating columns in its own dtype, outputs
         unchanged.
         """
-        computed = {name for names in self.outputs.values() for name in names}
-        names, dtype, lift = self.inputs[label], self.dtypes[label], label in self.lifted
-        specs = [_received(name, self.specs, computed, dtype, lift) for name in names]
-        return with_examples(names, specs, self.examples.get(label, {}))
+        specs = [self.specs[name] for name in self.inputs[label]]
+        for i, name in enumerate(self.inputs[label]):
+            if not self.is_computed(name):
+                specs[i] = cast(specs[i], self.dtypes[label])
+                specs[i] = lifted(specs[i]) if label in self.lifted else specs[i]
+        return with_examples(self.inputs[label], specs, self.examples.get(label, {}))
 
-
-def _received(
-    name: str, specs: Mapping[str, TensorSpec], computed: Container[str], dtype: str | None, lift: bool
-) -> TensorSpec:
-    if name in computed:
-        return specs[name]
-    return lifted(cast(specs[name], dtype)) if lift else cast(specs[name], dtype)
+    def is_computed(self, name: str) -> bool:
+        """Return whether a value is an output of a node, not a column; no feature set is named like a node."""
+        return name.partition(".")[0] in self.outputs
 
 
 def lifted(spec: TensorSpec) -> TensorSpec:
@@ -236,7 +234,7 @@ def _named_framework(node: ModelNode) -> Iterator[None]:
 
 
 class _Inference:
-    """One inference: goes through the nodes in topological order."""
+    """One inference: goes through the nodes in topological order, and fills `shapes`."""
 
     def __init__(
         self,
@@ -246,128 +244,101 @@ class _Inference:
         backends: Mapping[str, ComputingBackend],
         seed: int,
     ) -> None:
-        self._nodes = nodes
-        self._order = order
-        self._frameworks = frameworks
-        self._backends = backends
-        self._seed = seed
-        self._specs: dict[str, TensorSpec] = {}
-        self._inputs: dict[str, tuple[str, ...]] = {}
-        self._outputs: dict[str, tuple[str, ...]] = {}
-        self._dtypes: dict[str, str | None] = {}
-        self._arguments: dict[str, tuple[Path, ...]] = {}
-        self._returned: dict[str, tuple[OutputSpec, ...]] = {}
-        self._aliases: dict[str, str] = {}
-        self._computed: set[str] = set()
-        self._lifted: set[str] = set()
-        self._training_only: dict[str, tuple[str, ...]] = {}
-        self._examples: dict[str, dict[str, np.ndarray]] = {}
+        self._nodes, self._seed = nodes, seed
+        self._shapes = Shapes(order=tuple(order), frameworks=frameworks, backends=backends, unfitted=unfitted(nodes))
 
     def run(self) -> Shapes:
-        for label in reversed(self._order):
-            self._dtypes[label] = self._dtype(label)
-        for label in self._order:
-            node = self._nodes[label]
-            if not all(self._outputs[parent] for parent in topology.parents(node, self._nodes)):
-                self._inputs[label] = self._outputs[label] = ()  # it depends on an estimator that is not fitted
+        shapes = self._shapes
+        for label in reversed(shapes.order):
+            shapes.dtypes[label] = self._dtype(label)
+        for label in shapes.order:
+            node, backend = self._nodes[label], shapes.backends[label]
+            if not all(shapes.outputs[parent] for parent in topology.parents(node, self._nodes)):
+                shapes.inputs[label] = shapes.outputs[label] = ()  # it depends on an estimator that is not fitted
                 continue
             for upstream in (upstream for upstream in node.upstreams if isinstance(upstream, str)):
-                check_not_wired(label, upstream, self._training_only.get(upstream.partition(".")[0], ()))
-            self._inputs[label] = input_names(node, self._outputs, self._aliases, self._specs)
+                if upstream in shapes.training_only.get(upstream.partition(".")[0], ()):
+                    raise GraphError(
+                        f"node {label!r} takes {upstream!r}, an output that exists only in training",
+                        hint="move the following computation into the model, and put the loss on its output",
+                    )
+            shapes.inputs[label] = input_names(node, shapes.outputs, shapes.aliases, shapes.specs)
             if isinstance(node, ModelNode):
-                check_call(node, self._backends[label])
-                self._arguments[label] = node.arguments
-            returned = self._results(label, node)
-            outputs = [output for output in returned if output.batch_axis is not None]
+                check_call(node, backend)
+                shapes.arguments[label] = node.arguments
+            returned = self._results(node)
+            outputs = with_batch(returned)
             extra: Sequence[OutputSpec] = ()
             if isinstance(node, ModelNode) and 0 < len(outputs) < len(node.outputs or ()):
-                specs = self._received(label, lift=label in self._lifted)
-                training = infer_training(node, self._backends[label], self._inputs[label], specs)
+                training = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
                 extra = named_beyond(node, returned, training)  # what it names beyond the outputs of evaluation
             every = [*outputs, *extra]
             names = output_names(node, [output.path for output in every]) if every else ()
-            self._specs.update(zip(names, (output.spec for output in every), strict=True))
-            self._outputs[label] = names[: len(outputs)]
+            shapes.specs.update(zip(names, (output.spec for output in every), strict=True))
+            shapes.outputs[label] = names[: len(outputs)]
             if extra:
-                self._training_only[label] = names[len(outputs) :]
-            self._computed.update(names)
-            self._returned[label] = tuple(returned)
+                shapes.training_only[label] = names[len(outputs) :]
+            shapes.returned[label] = tuple(returned)
             if names == (label,) and outputs[0].path:
-                self._aliases[f"{label}.{path_name(outputs[0].path)}"] = label
-            if isinstance(node, ModelNode) and self._dtypes[label] is None:
-                self._dtypes[label] = self._backends[label].dtype_of(node.model)
-        check_data_formats(self._nodes, self._backends, self._specs)
-        return Shapes(
-            order=tuple(self._order),
-            frameworks=self._frameworks,
-            backends=self._backends,
-            inputs=self._inputs,
-            outputs=self._outputs,
-            specs=self._specs,
-            dtypes=self._dtypes,
-            arguments=self._arguments,
-            returned=self._returned,
-            aliases=self._aliases,
-            unfitted=unfitted(self._nodes),
-            lifted=frozenset(self._lifted),
-            training_only=self._training_only,
-            examples=self._examples,
-        )
+                shapes.aliases[f"{label}.{path_name(outputs[0].path)}"] = label
+            if isinstance(node, ModelNode) and shapes.dtypes[label] is None:
+                shapes.dtypes[label] = backend.dtype_of(node.model)
+        check_data_formats(self._nodes, shapes.backends, shapes.specs)
+        return shapes
 
     def _dtype(self, label: str) -> str | None:
         node = self._nodes[label]
         if isinstance(node, ModelNode):
             with _named_framework(node):
-                return self._backends[label].dtype_of(node.model)
-        dtypes = (self._dtypes.get(other) for other in topology.consumers(label, self._nodes))
+                return self._shapes.backends[label].dtype_of(node.model)
+        dtypes = (self._shapes.dtypes.get(other) for other in topology.consumers(label, self._nodes))
         return next(filter(None, dtypes), None)
 
-    def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
+    def _results(self, node: Node) -> Sequence[OutputSpec]:
         """Return the outputs of a node's model for zeros or, if it does not accept these, for samples of the data."""
         try:
-            return self._lifted_if_needed(label, node)
+            return self._lifted_if_needed(node)
         except ShapeError:
             if not isinstance(node, ModelNode) or not node.kind.tries_other_inputs:
                 raise
-            self._examples[label] = example_columns(node)
-            if not self._examples[label]:
+            examples = self._shapes.examples[node.label] = example_columns(node)
+            if not examples:
                 raise
-        return self._lifted_if_needed(label, node)
+        return self._lifted_if_needed(node)
 
-    def _lifted_if_needed(self, label: str, node: Node) -> Sequence[OutputSpec]:
+    def _lifted_if_needed(self, node: Node) -> Sequence[OutputSpec]:
         """Return the outputs of a node's model; scalar columns enter as [1] if the model does not accept them
         otherwise.
         """
-        names = self._inputs[label]
-        scalars = [self._specs[name] for name in names if name not in self._computed and not self._specs[name].shape]
+        shapes, label = self._shapes, node.label
+        scalars = [
+            shapes.specs[name]
+            for name in shapes.inputs[label]
+            if not shapes.is_computed(name) and not shapes.specs[name].shape
+        ]
         try:
-            return self._given(label, node, lift=False)
+            return self._given(node)
         except ShapeError as refused:
             if not scalars or not isinstance(node, ModelNode) or not node.kind.tries_other_inputs:
                 raise
+            shapes.lifted.add(label)
             try:
-                results = self._given(label, node, lift=True)
+                return self._given(node)
             except ShapeError as again:  # it says more where it is the dtype that does not fit
+                shapes.lifted.discard(label)
                 raise refused if all(is_floating(spec.dtype) for spec in scalars) else again from None
-        self._lifted.add(label)
-        return results
 
-    def _given(self, label: str, node: Node, *, lift: bool) -> Sequence[OutputSpec]:
-        specs = self._received(label, lift=lift)
+    def _given(self, node: Node) -> Sequence[OutputSpec]:
+        specs = self._shapes.wanted(node.label)
         if isinstance(node, ConcatNode):
             return [OutputSpec((), concatenated(node, specs))]
-        return _outputs(node, specs, self._backends[label], self._seed, self._cast_hint(label))
-
-    def _received(self, label: str, *, lift: bool) -> Sequence[TensorSpec]:
-        names, dtype = self._inputs[label], self._dtypes[label]
-        specs = [_received(name, self._specs, self._computed, dtype, lift) for name in names]
-        return with_examples(names, specs, self._examples.get(label, {}))
+        return _outputs(node, specs, self._shapes.backends[node.label], self._seed, self._cast_hint(node.label))
 
     def _cast_hint(self, label: str) -> str:
         """Return what to do if a node may refuse the dtype of an estimator's floating output."""
-        dtype = self._dtypes[label]
+        dtype = self._shapes.dtypes[label]
         for other in topology.parents(self._nodes[label], self._nodes):
-            spec = self._specs.get(other)
+            spec = self._shapes.specs.get(other)
             if spec is not None and is_floating(spec.dtype) and dtype is not None and dtype != spec.dtype:
                 hint = self._nodes[other].kind.dtype_hint(other, dtype)
                 if hint:
@@ -403,7 +374,7 @@ def _outputs(
 def _not_accepted(
     node: ModelNode, specs: Sequence[TensorSpec], error: ShapeError | MoveError, cast_hint: str
 ) -> ShapeError | MoveError:
-    feeds = ", ".join(up if isinstance(up, str) else shown_name(up) for up in node.upstreams)
+    feeds = ", ".join(up if isinstance(up, str) else features_of(up).shown for up in node.upstreams)
     problem = f"node {node.label!r} does not accept {', '.join(map(str, specs))} from {feeds}: {error.problem}"
     return type(error)(problem, available=error.available, hint=cast_hint or error.hint)
 
@@ -649,19 +620,6 @@ def check_in_training(taken: Mapping[str, Sequence[str]], in_training: Collectio
                 )
 
 
-def check_not_wired(node: str, upstream: str, training_only: Collection[str]) -> None:
-    """Check that a node is not fed by an output that exists only in training: it could not be evaluated.
-
-    Raises:
-        GraphError: it is.
-    """
-    if upstream in training_only:
-        raise GraphError(
-            f"node {node!r} takes {upstream!r}, an output that exists only in training",
-            hint="move the following computation into the model, and put the loss on its output",
-        )
-
-
 # -- samples of a node's columns, for shape inference of models that do not accept zeros -------------------------------
 
 
@@ -674,7 +632,7 @@ def example_columns(node: Node) -> dict[str, np.ndarray]:
     for upstream in node.upstreams:
         if isinstance(upstream, Reference) and isinstance(upstream.feature_set, Rows) and len(upstream.feature_set):
             rows = upstream.feature_set.take(np.arange(min(N_SAMPLES, len(upstream.feature_set))))
-            columns[column_name(upstream)] = joined_array(rows, upstream.features)
+            columns[str(features_of(upstream))] = joined_array(rows, upstream.features)
     return columns
 
 
@@ -751,10 +709,11 @@ def input_names(
                         "are numbers rather than ids, convert them to floats: "
                         f"{upstream.feature_set.label}.cast({casts})",
                     )
-            name, spec = column_name(upstream), joined_spec(upstream.feature_set, upstream.features)
+            name, spec = str(features_of(upstream)), joined_spec(upstream.feature_set, upstream.features)
             if specs.setdefault(name, spec) != spec:
                 raise GraphError(
-                    f"node {node.label!r}: {shown_name(upstream)!r} is two different inputs, {specs[name]} and {spec}",
+                    f"node {node.label!r}: {features_of(upstream).shown!r} is two different inputs, {specs[name]} "
+                    f"and {spec}",
                     hint="rename the column that has a '+' in its name",
                 )
             names.append(name)

@@ -137,7 +137,7 @@ def entries(
                 for slot, value in slots.items():
                     array = graph.shapes.backends[label].to_host(value)
                     yield f"{label}/{SLOTS}{slot}/{parameter}", np.array(array) if copy else array
-    yield from data_config.transform_arrays(graph.nodes.values()).items()
+    yield from data_config.data_configs(graph.nodes.values())[1].items()
     for phase, epochs in graph.progress.items():
         yield f"{PROGRESS}{phase}", np.array(epochs, dtype=np.int64)
 

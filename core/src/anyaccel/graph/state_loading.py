@@ -152,7 +152,13 @@ def _node_part(
     current = values_of(graph, label)
     if not current and label in unknown_nodes(graph):
         if arrays:
-            differences.append(_unbuilt(graph, label))
+            differences.append(
+                _Difference(
+                    f"node {label!r} is not built, because it depends on an estimator that is not fitted: "
+                    f"{', '.join(graph.shapes.unfitted)}",
+                    hint="put the fitted estimator into the graph first: states and configurations do not contain it",
+                )
+            )
         return None
     arrays = plain_state(graph.shapes.backends[label], getattr(graph.nodes[label], "model", None), current, arrays)
     values = {name: array for name, array in arrays.items() if not name.startswith((SLOTS, STEP))}
@@ -181,14 +187,6 @@ def _with_loadable_shapes(
         return current
     loadable = loading.loadable_shapes(getattr(graph.nodes[label], "model", None), differing)
     return {**current, **{name: arrays[name] for name in loadable}}
-
-
-def _unbuilt(graph: HasState, label: str) -> _Difference:
-    return _Difference(
-        f"node {label!r} is not built, because it depends on an estimator that is not fitted: "
-        f"{', '.join(graph.shapes.unfitted)}",
-        hint="put the fitted estimator into the graph first: states and configurations do not contain it",
-    )
 
 
 def _value_differences(
@@ -337,10 +335,15 @@ class StateMapping:
         state = {"/".join(self._keys[name]): array for name, array in result.items()}
         values = set(places.values())
         for place, array in saved.items():
-            parameter = self._parameter(place)
+            label, _, rest = place.partition("/")
+            slot, _, parameter = rest.removeprefix(SLOTS).partition("/")
+            is_slot = label in self._labels and rest.startswith(SLOTS)
+            parameter = f"{label}/{_PARAMETERS}{parameter}" if is_slot else ""
             if parameter in goes_to and isinstance(array, np.ndarray):
                 name = goes_to[parameter]
-                state[self._slot_place(place, name)] = self._slot(array, name, saved[parameter])
+                label, key = self._keys[name]
+                place_here = f"{label}/{SLOTS}{slot}/{key.removeprefix(_PARAMETERS)}"
+                state[place_here] = self._slot(array, name, saved[parameter])
             elif not values & {place, parameter}:  # those that are there were left out
                 state[place] = array
         return state
@@ -361,19 +364,6 @@ class StateMapping:
             return self._names(name)
         return (self._names or {}).get(name, name)
 
-    def _parameter(self, place: str) -> str:
-        """Return the key of the parameter of an optimizer slot; `""` if it is not a slot of these nodes."""
-        label, _, rest = place.partition("/")
-        if label not in self._labels or not rest.startswith(SLOTS):
-            return ""
-        return f"{label}/{_PARAMETERS}{rest.removeprefix(SLOTS).partition('/')[2]}"
-
-    def _slot_place(self, place: str, name: str) -> str:
-        """Return the key of a slot whose parameter has this name in the model."""
-        label, key = self._keys[name]
-        slot = place.partition("/")[2].removeprefix(SLOTS).partition("/")[0]
-        return f"{label}/{SLOTS}{slot}/{key.removeprefix(_PARAMETERS)}"
-
     def _check(self, found: Match) -> None:
         whole = f"the state does not fit {', '.join(f'node {label!r}' for label in self._labels)}"
         check_shared(found, self._keys, whole)
@@ -388,7 +378,6 @@ class StateMapping:
         if self._change is not None:
             # Refuse a change that does more than put values in another order: an optimizer's state would be
             # wrong.
-            assert self._change is not None
             places = np.arange(np.prod(parameter.shape, dtype=np.int64), dtype=np.float64).reshape(parameter.shape)
             changed = np.asarray(self._change(name, places.copy()))
             if not np.array_equal(np.sort(changed, axis=None), places.reshape(-1)):

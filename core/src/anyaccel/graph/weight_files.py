@@ -133,7 +133,13 @@ def _suffix(storage: Storage, name: str) -> str:
 def _read_file(storage: Storage, name: str) -> dict[str, np.ndarray]:
     file = storage.file_name(name)
     if _suffix(storage, name) != SAFETENSORS:
-        return _read_with(_files_for(storage, name), storage, name)
+        files = _files_for(storage, name)
+        with _on_disk(storage, name) as path:
+            try:
+                return files.read_weights(path)
+            except StateError as error:  # which has the name of the copy
+                problem = error.problem.replace(str(path), file)
+                raise StateError(problem, available=error.available, hint=error.hint) from error
     size = storage.size(name) or 0
     try:
         with storage.open(name) as stream:
@@ -141,15 +147,6 @@ def _read_file(storage: Storage, name: str) -> dict[str, np.ndarray]:
     except StateError as error:
         problem = f"{file!r} cannot be read as safetensors: {error.problem}"
         raise StateError(problem, hint=error.hint or "copy or download it again") from error
-
-
-def _read_with(files: WeightFiles, storage: Storage, name: str) -> dict[str, np.ndarray]:
-    with _on_disk(storage, name) as path:
-        try:
-            return files.read_weights(path)
-        except StateError as error:  # which has the name of the copy
-            problem = error.problem.replace(str(path), storage.file_name(name))
-            raise StateError(problem, available=error.available, hint=error.hint) from error
 
 
 @contextmanager

@@ -347,15 +347,20 @@ def _take(result: Match, target: str, name: str, loaded: np.ndarray, own: np.nda
             result.transposed[target] = order
         return
     if array.dtype != own.dtype:
-        if not _is_castable(array, own.dtype):
-            lost = _overflowing(array, own.dtype)
+        # Every value must keep its meaning: integers exactly, floats but for rounding.
+        are_floats, lost = is_float(array.dtype) and is_float(own.dtype), np.empty(0)
+        is_safe, kinds = np.can_cast(array.dtype, own.dtype, "safe"), {array.dtype.kind, own.dtype.kind}
+        if are_floats and not is_safe:
+            with np.errstate(over="ignore"):
+                lost = array[np.isfinite(array) & ~np.isfinite(array.astype(own.dtype))]
+        if len(lost) or not (are_floats or (is_safe and (len(kinds) == 1 or kinds == {"i", "u"}))):
             holds = (
                 f", and {len(lost):,} of its values, such as {lost[0]}, would be infinite there" if len(lost) else ""
             )
             result.mismatched[target] = f"{_described(array)} in the file and {_described(own)} in the model{holds}"
             return
         result.cast[target] = f"{array.dtype} to {own.dtype}"
-        if not np.can_cast(array.dtype, own.dtype, "safe"):
+        if not is_safe:
             result.narrowed.append(target)
     if change is None and has_unknown_axes(name, target, array.shape):
         result.ambiguous.append(target)
@@ -387,26 +392,6 @@ def _order_of_axes(shape: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, .
         return None
     orders = permutations(range(len(shape)))
     return next((order for order in orders if tuple(shape[axis] for axis in order) == own), None)
-
-
-def _is_castable(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Whether every value keeps its meaning: integers exactly, floats but for rounding."""
-    if is_float(array.dtype) and is_float(dtype):
-        if np.can_cast(array.dtype, dtype, "safe"):
-            return True
-        with np.errstate(over="ignore"):
-            return bool(np.array_equal(np.isfinite(array), np.isfinite(array.astype(dtype))))
-    same_kind = array.dtype.kind == dtype.kind or {array.dtype.kind, dtype.kind} == {"i", "u"}
-    return same_kind and np.can_cast(array.dtype, dtype, "safe")
-
-
-def _overflowing(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the finite values of a floating array that a floating dtype cannot represent; none for other dtypes."""
-    if not (is_float(array.dtype) and is_float(dtype)):
-        return np.empty(0)
-    with np.errstate(over="ignore"):
-        lost: np.ndarray = array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
-    return lost
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

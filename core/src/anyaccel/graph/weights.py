@@ -65,7 +65,10 @@ def copy_weights(
             available=", ".join(map(_short, wanted)),
             hint="map names={TARGET: SOURCE}",
         )
-    source_names = {name: _source_name(name, names) for name in wanted}
+    source_names = {}
+    for name in wanted:
+        part, short = name.split("/", 1)
+        source_names[name] = f"{part}/{names.get(short, short)}"
     missing = sorted(_short(name) for name, other in source_names.items() if other not in available)
     unused = sorted(_short(name) for name in set(available) - set(source_names.values()))
     if missing or unused:
@@ -78,8 +81,17 @@ def copy_weights(
             available=", ".join(map(_short, available)),
             hint="map names={TARGET: SOURCE}",
         )
-    if change is None:
-        _check_axes(source_names, target_arrays)
+    ends = {name: (_short(source_names[name]), _short(name)) for name in wanted} if change is None else {}
+    unclear = [
+        ours for name, (theirs, ours) in ends.items() if has_unknown_axes(theirs, ours, target_arrays[name].shape)
+    ]
+    if unclear:
+        raise StateError(
+            f"the order of the axes of {', '.join(unclear)} is not known, because the source has another "
+            "name for it, and its shape is the same in another order",
+            hint=f"specify the order: {transposing(unclear[0])}; or, if the order is the "
+            "same, pass change=lambda name, array: array",
+        )
     values = {
         name: _converted(_short(name), source_arrays[source_names[name]], array, change)
         for name, array in target_arrays.items()
@@ -94,32 +106,8 @@ def _backend(model: Any) -> ComputingBackend:
     return registry().computing(registry().owner(model))
 
 
-def _source_name(name: str, names: Mapping[str, str]) -> str:
-    part, short = name.split("/", 1)
-    return f"{part}/{names.get(short, short)}"
-
-
 def _short(name: str) -> str:
     return name.split("/", 1)[1]
-
-
-def _check_axes(source_names: Mapping[str, str], target_arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse arrays whose order of axes is unknown.
-
-    Raises:
-        StateError: there are such arrays.
-    """
-    names = {name: (_short(source_names[name]), _short(name)) for name in target_arrays}
-    unknown = [
-        axes for name, (other, axes) in names.items() if has_unknown_axes(other, axes, target_arrays[name].shape)
-    ]
-    if unknown:
-        raise StateError(
-            f"the order of the axes of {', '.join(unknown)} is not known, because the source has another "
-            "name for it, and its shape is the same in another order",
-            hint=f"specify the order: {transposing(unknown[0])}; or, if the order is the "
-            "same, pass change=lambda name, array: array",
-        )
 
 
 def _converted(name: str, array: np.ndarray, target: np.ndarray, change: Change | None) -> np.ndarray:

@@ -39,13 +39,8 @@ def run_bounded(
             child.communicate(timeout=_GRACE)
         except (subprocess.TimeoutExpired, ValueError):
             _left.append(child)
-            _close(child)
+            for stream in filter(None, (child.stdout, child.stderr)):
+                with contextlib.suppress(OSError):
+                    stream.close()
         raise
     return subprocess.CompletedProcess(command, child.returncode, out, err)
-
-
-def _close(child: subprocess.Popen[str]) -> None:
-    for pipe in (child.stdout, child.stderr):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()

@@ -17,7 +17,7 @@ from typing import Any
 from anyaccel.backend import DeviceInfo
 from anyaccel.capability import Capability
 from anyaccel.device import Device
-from anyaccel.machine.system_devices import SystemDevice, output_of, system_devices, system_host
+from anyaccel.machine.system_devices import SystemDevice, output_of, system_devices, system_host, text_of
 
 _ROOT = Path("/")
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
@@ -26,6 +26,7 @@ _VERSION = re.compile(r"\b\d+(?:\.\d+)+\b")
 _SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 # NVIDIA, "Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility), read on 2026-11-25.
 _OLDEST_DRIVERS = {"13": "580", "12": "525", "11": "450"}
+_COMPILERS = {"darwin": "clang++", "win32": "cl"}
 _DRIVER_FILES = {"nvidia": "proc/driver/nvidia/version", "amd": "sys/module/amdgpu/version"}
 
 
@@ -82,7 +83,7 @@ class Machine:
             cores=system_host()[1],
             locked_memory=_locked_memory(),
             shared_memory=_size_of(root / "dev/shm"),
-            cxx=_cxx(),
+            cxx=shutil.which(os.environ.get("CXX") or _COMPILERS.get(sys.platform, "g++")) or "",
         )
 
     def gpus(self, vendor: str) -> list[SystemDevice]:
@@ -133,14 +134,14 @@ def _numbers(version: str) -> list[int]:
 
 def _pci_vendors(root: Path) -> tuple[str, ...]:
     folders = sorted(root.glob("sys/bus/pci/devices/*"))
-    displays = [folder for folder in folders if _text(folder / "class").startswith(_DISPLAYS)]
-    names = (_VENDORS.get(_text(folder / "vendor").strip(), "") for folder in displays)
+    displays = [folder for folder in folders if text_of(folder / "class").startswith(_DISPLAYS)]
+    names = (_VENDORS.get(text_of(folder / "vendor").strip(), "") for folder in displays)
     return tuple(filter(None, names))
 
 
 def _driver_versions(root: Path) -> dict[str, str]:
     """Return versions from the files of Linux, or from `nvidia-smi` if these do not exist."""
-    matches = {vendor: _VERSION.search(_text(root / path)) for vendor, path in _DRIVER_FILES.items()}
+    matches = {vendor: _VERSION.search(text_of(root / path)) for vendor, path in _DRIVER_FILES.items()}
     versions = {vendor: match.group() for vendor, match in matches.items() if match}
     smi = shutil.which(_SMI[0])
     if smi and root == _ROOT and "nvidia" not in versions and (match := _VERSION.search(output_of([smi, *_SMI[1:]]))):
@@ -161,15 +162,3 @@ def _size_of(folder: Path) -> int:
         return shutil.disk_usage(folder).total
     except OSError:
         return 0
-
-
-def _cxx() -> str:
-    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    return shutil.which(os.environ.get("CXX") or default) or ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")[:10_000]
-    except OSError:
-        return ""

@@ -92,7 +92,7 @@ def _nvidia(root: Path) -> list[SystemDevice]:
     has_driver = folder.exists() or sys.platform == "win32" or (root / "dev/dxg").exists()
     driver = nvidia_driver() if root == _ROOT and has_driver else None
     files = sorted(folder.glob("gpus/*/information"))
-    return [_from_proc(text) for text in map(_text, files) if text] if driver is None else list(driver)
+    return [_from_proc(text) for text in map(text_of, files) if text] if driver is None else list(driver)
 
 
 @cache
@@ -177,15 +177,16 @@ def _amd(root: Path) -> list[SystemDevice]:
     folders = [file.parent for file in cards if re.fullmatch(r"card\d+", file.parent.parent.name)]
     devices = []
     for folder in folders:
-        size = _text(folder / "mem_info_vram_total").strip()
-        if _text(folder / "vendor").strip() == "0x1002" and size.isdigit():
-            name = _text(folder / "product_name").strip()
+        size = text_of(folder / "mem_info_vram_total").strip()
+        if text_of(folder / "vendor").strip() == "0x1002" and size.isdigit():
+            name = text_of(folder / "product_name").strip()
             address = folder.resolve().name
             devices.append(SystemDevice(kind="gpu", vendor="amd", name=name, nbytes=int(size), identity=address))
     return sorted(devices, key=lambda device: device.identity)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the beginning of a system file; `""` if it cannot be read."""
     try:
         return path.read_text("utf-8", "replace")[:100_000]
     except OSError:

@@ -14,6 +14,7 @@ import numpy as np
 
 from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.adapter.precision_casts import codes_reason
 from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps, SpanRecorder, write_trace
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
@@ -24,7 +25,7 @@ from anyaccel.numpy_backend.array_creation import handle
 from anyaccel.numpy_backend.builtin_models import SpecModel
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import SimArray, put
-from anyaccel.numpy_backend.sim_device import SimDevice, counting, observers, running
+from anyaccel.numpy_backend.sim_device import SimDevice, counting, observers
 from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import Operation, Segment, TensorSpec
 
@@ -56,7 +57,7 @@ class NumpyPrecision(ComputesPrecision):
 
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
         """A simulated device may lack float64, as real ones do; codes of categories must be exact."""
-        reason = model.spec.precision_reason(precision) if isinstance(model, SpecModel) else ""
+        reason = codes_reason(model.spec, precision) if isinstance(model, SpecModel) else ""
         if reason:
             return reason
         on = handle(device) if device.kind == "sim" else None  # a plugin may derive a chip of another kind
@@ -76,7 +77,43 @@ class NumpyTransfers(ObservesTransfers):
 
 
 _EPOCHS, _STEPS = 2, 2  # memory is the same in every further one
-Scratch = Mapping[Device, SimDevice]
+Scratch = tuple[Segment, list[SimArray], dict[Device, SimDevice]]
+
+
+@contextmanager
+def scratch_copy(segment: Segment, batch_size: int) -> Iterator[Scratch]:
+    """Yield a segment on devices that only count, with copies of its models and no optimizer state.
+
+    Also yields a batch of zeros for its inputs, and the devices by those of the segment.
+    """
+    places = dict.fromkeys(operation.device for operation in segment.operations)
+    scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
+    copies: dict[int, Any] = {id(None): None}  # a concatenation has no model; nodes that share one share its copy
+
+    def copied(model: Any, on: SimDevice) -> Any:
+        if id(model) not in copies:
+            made = copies[id(model)] = copy.copy(model)
+            for name in ("parameters", "buffers"):
+                arrays = getattr(model, name).items()
+                setattr(made, name, {key: put(np.zeros(array.shape, array.dtype), on) for key, array in arrays})
+            made.home = on.device
+        return copies[id(model)]
+
+    with counting(list(scratch.values())), np.errstate(all="ignore"):
+        operations = tuple(
+            replace(op, device=scratch[op.device].device, model=copied(op.model, scratch[op.device]))
+            for op in segment.operations
+        )
+        inputs = segment.inputs.items()
+        moved = replace(
+            segment,
+            operations=operations,
+            inputs={name: (spec, scratch[device].device) for name, (spec, device) in inputs},
+            losses=tuple(replace(term, device=scratch[term.device].device) for term in segment.losses),
+            states={},
+        )
+        batch = [put(np.zeros((batch_size, *spec.shape), spec.dtype), scratch[on]) for _, (spec, on) in inputs]
+        yield moved, batch, scratch
 
 
 class NumpyMemoryFigures(MemoryFigures):
@@ -91,84 +128,29 @@ class NumpyMemoryFigures(MemoryFigures):
     def step_memory(
         self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
     ) -> dict[Device, int]:
-        """Measure steps on rows of zeros with copies of the models; the contents of the segment do not change."""
-        places = dict.fromkeys([operation.device for operation in segment.operations])
-        scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
-        with counting(list(scratch.values())), np.errstate(all="ignore"):
-            run = _ScratchRun(moved_segment(segment, scratch), batch_size, n_microbatches)
-            taken = run.train() if segment.groups else run.evaluate()
-        return {device: taken[on.device] for device, on in scratch.items()}
+        """Measure steps on rows of zeros with copies of the models; the contents of the segment do not change.
 
-
-def moved_segment(segment: Segment, scratch: Scratch) -> Segment:
-    """The segment on other devices, with copies of its models and no optimizer state."""
-    copies: dict[int, Any] = {}
-    operations = tuple(
-        replace(
-            operation,
-            device=scratch[operation.device].device,
-            model=_copied(operation.model, scratch[operation.device], copies),
-        )
-        for operation in segment.operations
-    )
-    return replace(
-        segment,
-        operations=operations,
-        inputs={name: (spec, scratch[device].device) for name, (spec, device) in segment.inputs.items()},
-        losses=tuple(replace(term, device=scratch[term.device].device) for term in segment.losses),
-        states={},
-    )
-
-
-def _copied(model: Any, on: SimDevice, copies: dict[int, Any]) -> Any:
-    """Return a copy of a model on a device; the same one where nodes share it."""
-    if model is None:
-        return None
-    if id(model) not in copies:
-        made = copies[id(model)] = copy.copy(model)
-        for name in ("parameters", "buffers"):
-            setattr(made, name, {key: put(_zeros_like(array), on) for key, array in getattr(model, name).items()})
-        made.home = on.device
-    return copies[id(model)]
-
-
-def _zeros_like(array: Any) -> Any:
-    return np.zeros(array.shape, array.dtype)
-
-
-class _ScratchRun:
-    """A program on scratch devices with columns of one batch."""
-
-    def __init__(self, segment: Segment, batch_size: int, n_microbatches: int) -> None:
-        self._segment, self._batch_size, self._n_microbatches = segment, batch_size, n_microbatches
-        self._program = ArrayProgram(segment, NumpyOps())
-        self._devices = {device.device: device for device in running()}
-        self._columns = [self._zeros(spec, self._devices[device]) for spec, device in segment.inputs.values()]
-        order = np.tile(np.arange(batch_size, dtype=np.int64), _STEPS)
-        self._orders = {name: put(order, device) for name, device in self._devices.items()}
-
-    def _zeros(self, spec: TensorSpec, on: SimDevice) -> SimArray:
-        return put(np.zeros((self._batch_size, *spec.shape), spec.dtype), on)
-
-    def train(self) -> dict[Device, int]:
-        """Measure training steps; return the most of several, because the first holds nothing from a previous one."""
-        held = {name: device.used for name, device in self._devices.items()}
-        orders = [self._orders[device] for _, device in self._segment.inputs.values()]
-        for _ in range(_EPOCHS):
-            snapshot = self._program.snapshot()  # a run takes one, to repeat steps for which memory does not suffice
-            losses = self._program.train_steps(self._columns, orders, 0, _STEPS, self._batch_size, self._n_microbatches)
-        del snapshot, losses
-        for state in self._program.optimizer_states().values():
-            for array in (array for slots in state.slots.values() for array in slots.values()):
-                held[array.device] += array.nbytes
-        return {name: device.peak - held[name] for name, device in self._devices.items()}
-
-    def evaluate(self) -> dict[Device, int]:
-        """Measure a forward pass."""
-        held = {name: device.used for name, device in self._devices.items()}
-        results = self._program.forward(self._columns)
-        del results
-        return {name: device.peak - held[name] for name, device in self._devices.items()}
+        Of training steps, it returns the most of several, because the first holds nothing from a previous one.
+        """
+        with scratch_copy(segment, batch_size) as (moved, columns, scratch):
+            program = ArrayProgram(moved, NumpyOps())
+            order = np.tile(np.arange(batch_size, dtype=np.int64), _STEPS)
+            orders = {on: put(order, on) for on in scratch.values()} if segment.groups else {}
+            held = {on: on.used for on in scratch.values()}
+            if segment.groups:
+                for _ in range(_EPOCHS):
+                    snapshot = program.snapshot()  # a run takes one, to repeat steps for which memory does not suffice
+                    results: Any = program.train_steps(
+                        columns, [orders[x.on] for x in columns], 0, _STEPS, batch_size, n_microbatches
+                    )
+                del snapshot
+            else:
+                results = program.forward(columns)
+            del results
+            for state in program.optimizer_states().values():
+                for array in (array for slots in state.slots.values() for array in slots.values()):
+                    held[array.on] += array.nbytes
+            return {device: on.peak - held[on] for device, on in scratch.items()}
 
 
 # -- step cost: what each node keeps for its backward pass, counted on devices that only count -------------------------
@@ -192,14 +174,9 @@ class NumpyStepCosts(StepCosts):
 
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
         """Measure activations; operations are not counted."""
-        places = dict.fromkeys([operation.device for operation in segment.operations])
-        scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
-        with counting(list(scratch.values())), np.errstate(all="ignore"):
-            segment_copy = moved_segment(segment, scratch)
-            program = _CountingProgram(segment_copy, NumpyOps())
+        with scratch_copy(segment, batch_size) as (moved, inputs, scratch):
+            program = _CountingProgram(moved, NumpyOps())
             program.kept, program.devices = {}, list(scratch.values())
-            on = {device.device: device for device in scratch.values()}
-            inputs = [put(np.zeros((batch_size, *s.shape), s.dtype), on[d]) for s, d in segment_copy.inputs.values()]
             results = program.forward_pullback(inputs)
             kept = dict(program.kept)
             del results

@@ -62,12 +62,17 @@ class Dense(_WeightedLayer):
         """Compute [batch, ..., features] from one input [batch, ..., in]."""
         x, weight = single_input("Dense", inputs), values["weight"]
         _check_features(f"Dense({self.features})", x, weight.shape[1], weight.dtype)
-        y, back = linear(x, weight, values.get("bias"))
+        y = x @ weight.T
+        if "bias" in values:
+            y = y + values["bias"]
 
         def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], tuple[Array]]:
-            c, weight_gradient, bias_gradient = back(cotangents[0])
-            gradients = {"weight": weight_gradient}
-            return {**gradients, "bias": bias_gradient} if "bias" in values else gradients, (c,)
+            (c,) = cotangents
+            rows = c.reshape(-1, c.shape[-1])
+            gradients = {"weight": rows.T @ x.reshape(-1, x.shape[-1])}
+            if "bias" in values:
+                gradients["bias"] = np.sum(rows, axis=0)
+            return gradients, (c @ weight,)
 
         return VjpResult((y,), pullback)
 
@@ -81,12 +86,14 @@ class Activation(Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        activation(name, np.zeros(1))
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
+            available = ", ".join(ACTIVATIONS)
+            raise SpecError(f"unknown activation {shown(name)}", available=available, hint="use one of these")
         self.name = name
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
         """Apply to one input of any shape."""
-        y, back = activation(self.name, single_input(self.name, inputs))
+        y, back = _ACTIVATIONS[self.name](single_input(self.name, inputs))
         return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
 
 
@@ -106,8 +113,9 @@ class Dropout(Module):
         x = single_input("Dropout", inputs)
         if not (train and self.rate):
             return _identity(x)
-        y, back = dropout(x, self.rate, key)
-        return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
+        kept = rng.uniform(key, x.shape, 0.0, 1.0) >= self.rate
+        mask = put_like((kept / (1.0 - self.rate)).astype(x.dtype), x)
+        return VjpResult((x * mask,), lambda cotangents: ({}, (cotangents[0] * mask,)))
 
 
 class BatchNorm(_WeightedLayer):
@@ -145,22 +153,23 @@ class BatchNorm(_WeightedLayer):
         """Normalize one input [batch, features]."""
         x, weight = single_input("BatchNorm", inputs), values["weight"]
         _check_features("BatchNorm", x, weight.shape[0], weight.dtype)
-        buffers = None
+        buffers, mean, variance = None, values["running_mean"], values["running_var"]
         if train:
-            y, mean, variance, back = batch_norm(x, self.eps)
-            buffers = self._running(values, mean, variance * (len(x) / max(len(x) - 1, 1)))
-        else:
-            y, back = normalize(x, values["running_mean"], values["running_var"], self.eps)
+            mean, variance = np.mean(x, axis=0), np.var(x, axis=0)
+            batch = {"running_mean": mean, "running_var": variance * (len(x) / max(len(x) - 1, 1))}
+            kept = 1 - self.momentum
+            buffers = {name: kept * values[name] + self.momentum * value for name, value in batch.items()}
+        deviation = np.sqrt(variance + self.eps)
+        y = (x - mean) / deviation
 
         def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], tuple[Array]]:
             (c,) = cotangents
-            return {"weight": np.sum(c * y, axis=0), "bias": np.sum(c, axis=0)}, (back(c * weight),)
+            gradients, c = {"weight": np.sum(c * y, axis=0), "bias": np.sum(c, axis=0)}, c * weight
+            if train:  # mean and variance depend on x
+                c = c - np.mean(c, axis=0) - y * np.mean(c * y, axis=0)
+            return gradients, (c / deviation,)
 
         return VjpResult((y * weight + values["bias"],), pullback, buffers)
-
-    def _running(self, values: Values, mean: Array, variance: Array) -> dict[str, Array]:
-        batch = {"running_mean": mean, "running_var": variance}
-        return {name: (1 - self.momentum) * values[name] + self.momentum * value for name, value in batch.items()}
 
 
 class Conv2d(_WeightedLayer):
@@ -202,13 +211,25 @@ class Conv2d(_WeightedLayer):
         x, weight, layer = single_input("Conv2d", inputs), values["weight"], f"Conv2d({self.channels})"
         _check_image(layer, x, weight.shape[1])
         _check_dtype(layer, x, weight.dtype)
-        y, back = convolution(x, weight, values["bias"])
+        (height, width), size, edge = x.shape[2:], weight.shape[-1], weight.shape[-1] // 2
+        padded = np.pad(x, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
+        offsets = [(slice(i, i + height), slice(j, j + width)) for i in range(size) for j in range(size)]
+        # the patch around each pixel: [batch, in, size * size, height, width]
+        patches = np.stack([padded[:, :, rows, columns] for rows, columns in offsets], axis=2)
+        flat_patches = patches.reshape(len(x), math.prod(weight.shape[1:]), height * width)
+        kernels = weight.reshape(len(weight), flat_patches.shape[1])
+        y = kernels @ flat_patches + values["bias"].reshape(-1, 1)
 
         def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], tuple[Array]]:
-            c, weight_gradient, bias_gradient = back(cotangents[0])
-            return {"weight": weight_gradient, "bias": bias_gradient}, (c,)
+            flat = cotangents[0].reshape(y.shape)
+            weight_gradient = np.tensordot(flat, flat_patches, axes=((0, 2), (0, 2))).reshape(weight.shape)
+            c, back = (kernels.T @ flat).reshape(patches.shape), np.zeros_like(padded)
+            for index, (rows, columns) in enumerate(offsets):
+                back[:, :, rows, columns] += c[:, :, index]
+            gradients = {"weight": weight_gradient, "bias": np.sum(flat, axis=(0, 2))}
+            return gradients, (back[:, :, edge : edge + height, edge : edge + width],)
 
-        return VjpResult((y,), pullback)
+        return VjpResult((y.reshape(len(x), len(weight), height, width),), pullback)
 
 
 class MaxPool2d(Module):
@@ -230,8 +251,21 @@ class MaxPool2d(Module):
         _check_image(f"MaxPool2d({self.size})", x)
         if self.size == 1:
             return _identity(x)
-        y, back = max_pool(x, self.size)
-        return VjpResult((y,), lambda cotangents: ({}, (back(cotangents[0]),)))
+        (batch, channels, height, width), size = x.shape, self.size
+        high, wide = height // size, width // size
+        covered = (slice(None), slice(None), slice(high * size), slice(wide * size))
+        split = x[covered].reshape(batch, channels, high, size, wide, size)
+        windows = split.transpose(0, 1, 2, 4, 3, 5).reshape(batch, channels, high, wide, size * size)
+        first = np.expand_dims(np.argmax(windows, axis=-1), -1)
+
+        def pullback(cotangents: tuple[Array, ...]) -> tuple[dict[str, Array], tuple[Array]]:
+            spread, back = np.zeros_like(windows), np.zeros_like(x)
+            np.put_along_axis(spread, first, np.expand_dims(cotangents[0], -1), axis=-1)
+            blocks = spread.reshape(batch, channels, high, wide, size, size).transpose(0, 1, 2, 4, 3, 5)
+            back[covered] = blocks.reshape(x[covered].shape)
+            return {}, (back,)
+
+        return VjpResult((np.take_along_axis(windows, first, axis=-1)[..., 0],), pullback)
 
 
 class Flatten(Module):
@@ -300,115 +334,10 @@ def _listed(inputs: Sequence[TensorSpec]) -> str:
     return ", ".join(map(str, inputs)) or "none"
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Functions of which layers are made: each returns its output and its pullback.
+# -- activations: each returns its output and its pullback -------------------------------------------------------------
 
 
 Pullback = Callable[[Array], Array]
-
-
-def linear(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """Compute `x @ weight.T + bias` over the last axis; the pullback goes to x, weight and bias.
-
-    Args:
-        x: [..., in].
-        weight: [out, in].
-        bias: [out], or None.
-    """
-    y = x @ weight.T
-    if bias is not None:
-        y = y + bias
-
-    def pullback(c: Array) -> tuple[Array, Array, Array]:
-        rows = c.reshape(-1, c.shape[-1])
-        return c @ weight, rows.T @ x.reshape(-1, x.shape[-1]), np.sum(rows, axis=0)
-
-    return y, pullback
-
-
-def convolution(x: Array, weight: Array, bias: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
-    """Return a cross-correlation with stride 1 and zero padding that keeps height and width; pulls back to x, weight
-    and bias.
-
-    Args:
-        x: [batch, in, height, width].
-        weight: [out, in, size, size], size odd.
-        bias: [out].
-    """
-    patches, patches_pullback = im2col(x, weight.shape[-1])
-    columns = patches.reshape(len(x), math.prod(weight.shape[1:]), math.prod(x.shape[2:]))
-    rows = weight.reshape(len(weight), columns.shape[1])
-    y = rows @ columns + bias.reshape(-1, 1)
-
-    def pullback(c: Array) -> tuple[Array, Array, Array]:
-        flat = c.reshape(y.shape)
-        weight_gradient = np.tensordot(flat, columns, axes=((0, 2), (0, 2))).reshape(weight.shape)
-        x_cotangent = patches_pullback((rows.T @ flat).reshape(patches.shape))
-        return x_cotangent, weight_gradient, np.sum(flat, axis=(0, 2))
-
-    return y.reshape(len(x), len(weight), *x.shape[2:]), pullback
-
-
-def im2col(x: Array, size: int) -> tuple[Array, Pullback]:
-    """Return the patch of size by size around each pixel, with zeros beyond the edges.
-
-    Args:
-        x: [batch, channels, height, width].
-        size: Height and width of a patch, odd.
-
-    Returns:
-        [batch, channels, size * size, height, width], and the pullback.
-    """
-    height, width = x.shape[2:]
-    edge = size // 2
-    padded = np.pad(x, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
-    offsets = [(slice(i, i + height), slice(j, j + width)) for i in range(size) for j in range(size)]
-
-    def pullback(c: Array) -> Array:
-        back = np.zeros_like(padded)
-        for index, (rows, columns) in enumerate(offsets):
-            back[:, :, rows, columns] += c[:, :, index]
-        return back[:, :, edge : edge + height, edge : edge + width]
-
-    return np.stack([padded[:, :, rows, columns] for rows, columns in offsets], axis=2), pullback
-
-
-def max_pool(x: Array, size: int) -> tuple[Array, Pullback]:
-    """Return the maximum of each window of size by size, without overlap; rows and columns that fill no window are
-    dropped.
-
-    The cotangent goes to the first of equal values, row by row.
-
-    Args:
-        x: [batch, channels, height, width].
-        size: Height and width of a window.
-    """
-    batch, channels, height, width = x.shape
-    high, wide = height // size, width // size
-    split = (batch, channels, high, size, wide, size)
-    covered = (slice(None), slice(None), slice(high * size), slice(wide * size))
-    windows = x[covered].reshape(split).transpose(0, 1, 2, 4, 3, 5).reshape(batch, channels, high, wide, size * size)
-    first = np.expand_dims(np.argmax(windows, axis=-1), -1)
-
-    def pullback(c: Array) -> Array:
-        spread, back = np.zeros_like(windows), np.zeros_like(x)
-        np.put_along_axis(spread, first, np.expand_dims(c, -1), axis=-1)
-        blocks = spread.reshape(batch, channels, high, wide, size, size).transpose(0, 1, 2, 4, 3, 5)
-        back[covered] = blocks.reshape(x[covered].shape)
-        return back
-
-    return np.take_along_axis(windows, first, axis=-1)[..., 0], pullback
-
-
-def activation(name: str, x: Array) -> tuple[Array, Pullback]:
-    """Return an activation by name, one of `anyaccel.adapter.model_specs.ACTIVATIONS`.
-
-    Raises:
-        SpecError: an unknown name.
-    """
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise SpecError(f"unknown activation {shown(name)}", available=", ".join(ACTIVATIONS), hint="use one of these")
-    return _ACTIVATIONS[name](x)
 
 
 def _relu(x: Array) -> tuple[Array, Pullback]:
@@ -425,43 +354,9 @@ def _sigmoid(x: Array) -> tuple[Array, Pullback]:
     return y, lambda c: c * y * (1 - y)
 
 
-def _unchanged(x: Array) -> tuple[Array, Pullback]:
-    return x, lambda c: c
-
-
 _ACTIVATIONS: dict[str, Callable[[Array], tuple[Array, Pullback]]] = {
     "relu": _relu,
     "tanh": _tanh,
     "sigmoid": _sigmoid,
-    "identity": _unchanged,
+    "identity": lambda x: (x, lambda c: c),
 }
-
-
-def dropout(x: Array, rate: float, key: int) -> tuple[Array, Pullback]:
-    """Zero each element with probability `rate`, as `key` determines, and scale the others by 1 / (1 - rate)."""
-    kept = rng.uniform(key, x.shape, 0.0, 1.0) >= rate
-    mask = put_like((kept / (1.0 - rate)).astype(x.dtype), x)
-    return x * mask, lambda c: c * mask
-
-
-def normalize(x: Array, mean: Array, variance: Array, eps: float) -> tuple[Array, Pullback]:
-    """Compute `(x - mean) / sqrt(variance + eps)` for each feature, with constant statistics [features]."""
-    deviation = np.sqrt(variance + eps)
-    return (x - mean) / deviation, lambda c: c / deviation
-
-
-def batch_norm(x: Array, eps: float) -> tuple[Array, Array, Array, Pullback]:
-    """Features normalized over the batch, its mean and biased variance, and the pullback through all three.
-
-    Args:
-        x: [batch, features].
-        eps: Added to the variance.
-    """
-    mean, variance = np.mean(x, axis=0), np.var(x, axis=0)
-    y, _ = normalize(x, mean, variance, eps)
-
-    def pullback(c: Array) -> Array:
-        centred = c - np.mean(c, axis=0) - y * np.mean(c * y, axis=0)
-        return np.asanyarray(centred / np.sqrt(variance + eps))
-
-    return y, mean, variance, pullback

@@ -76,7 +76,10 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
     def __getitem__(self, key: Any) -> Any:
         """Slices are views; a single element is an array without axes."""
         self._check_operands("indexing", key)
-        if _has_mask(key):
+        keys = key if type(key) is tuple else (key,)
+        if any(
+            isinstance(index, SimArray) and index.dtype == bool for index in keys
+        ):  # a mask: how many places has it?
             self.on.waited("nonzero")
         return _wrapped(super().__getitem__(_bare(key)), self.on)
 
@@ -87,7 +90,8 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
 
     def _check_operands(self, operation: str, operands: Any) -> SimDevice:
         for array in _arrays(operands):
-            if _elsewhere(array, self.on):
+            is_elsewhere = array.on is not self.on if isinstance(array, SimArray) else array.ndim > 0
+            if is_elsewhere:
                 raise DeviceMismatchError(
                     f"{operation}: operands are on {self.on} and {place_of(array)}",
                     hint="move them to one device with anyaccel.move(x, device)",
@@ -214,17 +218,6 @@ def _computed(on: SimDevice, operands: Any, result: Any) -> None:
         written = [array for array in _arrays(result) if array.base is None]
         if written or not isinstance(result, np.ndarray):
             on.timing.compute(sum(array.nbytes for array in (*_arrays(operands), *written)))
-
-
-def _elsewhere(array: Array, on: SimDevice) -> bool:
-    if isinstance(array, SimArray):
-        return array.on is not on
-    return array.ndim > 0
-
-
-def _has_mask(key: Any) -> bool:
-    """Whether an index has a mask on a device, so that the host waits to learn how many places it has."""
-    return any(isinstance(index, SimArray) and index.dtype == bool for index in (key if type(key) is tuple else (key,)))
 
 
 def _arrays(tree: Any) -> Iterator[Array]:

@@ -147,7 +147,9 @@ class SimDevice:
             OutOfMemoryError: it does not fit.
         """
         self.check(array.dtype)
-        memory = _memory_of(array)
+        memory = array
+        while isinstance(memory.base, np.ndarray):
+            memory = memory.base
         with _lock:
             if id(memory) in self._held:
                 return
@@ -169,12 +171,6 @@ class SimDevice:
             self.used -= nbytes
 
 
-def _memory_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
 class Simulation(Sequence[SimDevice]):
     """The simulated devices of one `simulate` call, by index. Used as a context manager, it closes at the end."""
 
@@ -186,9 +182,6 @@ class Simulation(Sequence[SimDevice]):
 
     def __len__(self) -> int:
         return len(self._devices)
-
-    def __iter__(self) -> Iterator[SimDevice]:
-        return iter(self._devices)
 
     def __enter__(self) -> Simulation:
         return self

@@ -64,23 +64,15 @@ def copy_async(array: Array, device: Device) -> AsyncCopy:
         return AsyncCopy(from_host(array, device))
     garbage = np.empty_like(_as_numbers(array), order="C", subok=False)
     garbage.reshape(-1).view(np.uint8)[:] = _GARBAGE
-    pending = _PendingCopy(array, upload(garbage, on, waits=False))
-    return AsyncCopy(pending.tensor, pending.finish, pending.finish)
+    tensor, pending, lock = upload(garbage, on, waits=False), [array], Lock()
 
+    def finish() -> None:
+        with lock:
+            if pending:
+                np.copyto(bare(tensor), pending[0])
+                pending.clear()
 
-class _PendingCopy:
-    """A copy that is made when awaited."""
-
-    def __init__(self, array: Array, tensor: SimArray) -> None:
-        self.tensor = tensor
-        self._array: Array | None = array
-        self._lock = Lock()
-
-    def finish(self) -> None:
-        with self._lock:
-            if self._array is not None:
-                np.copyto(bare(self.tensor), self._array)
-                self._array = None
+    return AsyncCopy(tensor, finish, finish)
 
 
 def _as_numbers(array: Array) -> Array:

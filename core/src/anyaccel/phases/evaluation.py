@@ -20,7 +20,8 @@ from anyaccel.device import Device
 from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, PhaseError, SpecError, UndefinedMetricWarning
 from anyaccel.graph import ModelGraph, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.graph.resolve import ColumnSelection, named_column, targets_of
+from anyaccel.graph.nodes import ColumnSelection
+from anyaccel.graph.resolve import named_column, targets_of
 from anyaccel.metrics import SYNONYMS, BoundMetric, Metric, metric_names
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.learners import Learners

@@ -10,7 +10,7 @@ from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import ColumnError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.graph.resolve import ColumnSelection
+from anyaccel.graph.nodes import ColumnSelection
 from anyaccel.graph.resolve import targets_of as target_columns
 from anyaccel_sklearn.estimators import Estimator
 

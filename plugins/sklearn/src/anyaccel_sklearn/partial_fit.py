@@ -12,7 +12,8 @@ from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import EstimatorError, PhaseError
 from anyaccel.graph import ModelGraph, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.graph.resolve import ColumnSelection, check_stream
+from anyaccel.graph.nodes import ColumnSelection
+from anyaccel.graph.resolve import check_stream
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.learners import Learners, Learning
 from anyaccel.phases.loading.epoch_plan import RowOrders, RowSpan, StepRange, StreamKey

@@ -12,6 +12,7 @@ import numpy as np
 from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
+from anyaccel.adapter.precision_casts import codes_reason, layers_reason
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
 from anyaccel.device import Device
@@ -159,15 +160,13 @@ class TensorFlowPrecision(ComputesPrecision):
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
         """Layers of Keras have policies, variables of modules their dtypes."""
         from anyaccel_tensorflow.functional_call import AssigningCall, SpecModelCall, StatelessCall, functional_call
-        from anyaccel_tensorflow.variables import keras
 
         call = functional_call(model)
         if isinstance(call, SpecModelCall):
-            reason: str = model.spec.precision_reason(precision)
-            return reason
+            return codes_reason(model.spec, precision)
         if isinstance(call, AssigningCall) and precision != self.backend.dtype_of(model):
             return f"the variables of a {type(model).__name__} keep their dtype; models of Keras have dtype policies"
-        return keras().precision_reason(model, precision) if isinstance(call, StatelessCall) else ""
+        return layers_reason(model, precision) if isinstance(call, StatelessCall) else ""
 
     def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
         """Whether TF32 is used."""

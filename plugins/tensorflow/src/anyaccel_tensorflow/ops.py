@@ -29,7 +29,7 @@ from anyaccel.adapter import (
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
 from anyaccel.adapter.losses import make_loss
-from anyaccel.adapter.precision_casts import apply_in_precision
+from anyaccel.adapter.precision_casts import apply_in_precision, layers_computing_in
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps, trace_label, trace_span, write_trace
 from anyaccel.adapter.xla_scopes import with_nodes, xla_programs
 from anyaccel.device import Device
@@ -355,7 +355,7 @@ class InPrecision:
 
         scope: AbstractContextManager[None] | None = None
         if isinstance(self._call, StatelessCall):
-            scope = keras().computing_in(self._call.model, self._precision)
+            scope = layers_computing_in(keras(), self._call.model, self._precision)
         dtype = tf.as_dtype(self._precision.dtype)
         outputs, after = apply_in_precision(
             self._ops, self._precision, dtype, apply, parameters, buffers, tuple(inputs), scope

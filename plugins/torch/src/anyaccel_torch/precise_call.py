@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from anyaccel.adapter.precision_casts import codes_reason
 from anyaccel.device import Device
 from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
 from anyaccel_torch import keras
@@ -41,7 +42,7 @@ class TorchPrecision(ComputesPrecision):
             return f"torch has no {wanted.dtype} on {device}"
         if casts_everything(model, wanted):
             for part in model.modules() if isinstance(model, nn.Module) else ():
-                if isinstance(part, BuiltinModel) and (reason := part.spec.precision_reason(precision)):
+                if isinstance(part, BuiltinModel) and (reason := codes_reason(part.spec, precision)):
                     return reason
             made = f"layers of Keras compute in {wanted.dtype} only if they are created with dtype={wanted.dtype!r}"
             return made if keras.outermost(model) else ""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from anyaccel.graph.nodes import ConcatNode, Node
-from anyaccel.graph.plan import number_of
+from anyaccel.graph.plan_entries import number_of
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.html import Markup, badge, element, faint, joined, line, page, row, table
 from anyaccel.registry import registry

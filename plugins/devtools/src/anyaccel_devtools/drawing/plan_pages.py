@@ -8,7 +8,7 @@ from typing import Any
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError
 from anyaccel.graph import Plan
-from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Section
+from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Section, described
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, DeviceMemory, NodeActivations, step_bytes
 from anyaccel.html import (
     FONT,
@@ -33,17 +33,15 @@ ROUTES = {"move": "move", "share": "shared memory", "copy": "shared memory and a
 _CROSSINGS = ("value", "from", "to", "how", "a sample")
 
 
-def plan_page(plan: Plan, why: Callable[[Assignment], str]) -> Markup:
-    """Return tables of the nodes with the reason (`why`) of each device, of loaded columns, and of crossings; and
-    notes.
-    """
+def plan_page(plan: Plan) -> Markup:
+    """Return tables of the nodes with the reason of each device, of loaded columns, and of crossings; and notes."""
     assignments = plan.assignments
     head = ("node", "device", "framework", "native name", "why", "parameters")
     frameworks = {assignment.node: assignment.framework for assignment in assignments}
     return page(
         "Plan",
         f"of {plan.phase} on {plan.graph}",
-        table(head, assignments, lambda assignment: _assignment_row(assignment, why(assignment))),
+        table(head, assignments, _assignment_row),
         *(part for assignment in assignments for section in assignment.sections for part in _shown(section)),
         *_section("loads", ("columns", "to", "as", "changed"), plan.columns, _column_row),
         *_section(
@@ -65,10 +63,10 @@ def _section(title: str, head: Sequence[str], items: Sequence[Any], make: Callab
         yield table(head, items, make)
 
 
-def _assignment_row(assignment: Assignment, why: str) -> Markup:
+def _assignment_row(assignment: Assignment) -> Markup:
     device, name = str(assignment.device), assignment.native_name
     parameters = f"{assignment.parameters:,}" + (" (frozen)" if assignment.frozen else "")
-    cells = [assignment.node, badge(device), assignment.framework, name, prose(why), parameters]
+    cells = [assignment.node, badge(device), assignment.framework, name, prose(described(assignment)), parameters]
     return row(cells, device=device)
 
 

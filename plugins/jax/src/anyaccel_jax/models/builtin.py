@@ -19,6 +19,7 @@ from anyaccel.adapter.model_specs import (
     TabularSpec,
     check_input_shapes,
 )
+from anyaccel.adapter.precision_casts import codes_reason
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.host_transfer import check_dtype
 from anyaccel_jax.models.base import Arrays, Model, outputs_of
@@ -62,7 +63,7 @@ class SpecModel(Model):
 
     def precision_reason(self, precision: str) -> str:
         """Return the reason of the spec."""
-        return self.spec.precision_reason(precision)
+        return codes_reason(self.spec, precision)
 
     def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
         """Create the parameters for these inputs; a second call with inputs of the same shapes changes nothing.

@@ -15,6 +15,7 @@ from anyaccel.adapter import attributes_key
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.layer_introspection import LayerLibrary, seeded_host_generators
+from anyaccel.adapter.precision_casts import layers_computing_in, layers_reason
 from anyaccel.precision import NodePrecision
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.models.base import LIBRARIES, Arrays, Model, outputs_of, zero_inputs
@@ -85,11 +86,11 @@ class KerasModel(Model):
 
     def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None]:
         """Give layers that compute in float32 a mixed dtype policy, inside this context."""
-        return _LIBRARY.computing_in(self.layer, precision)
+        return layers_computing_in(_LIBRARY, self.layer, precision)
 
     def precision_reason(self, precision: str) -> str:
         """Return why a precision is not possible: layers only have dtype policies of mixed precision."""
-        return _LIBRARY.precision_reason(self.layer, precision)
+        return layers_reason(self.layer, precision)
 
     @property
     def untrainable_reason(self) -> str:
