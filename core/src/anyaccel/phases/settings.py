@@ -661,8 +661,7 @@ def _complete(cls: type[PhaseSettings]) -> None:
     cls.__doc__ = f"{summary}Args:\n{''.join(texts[name] for name in parameters if name != 'self')}"
     create = inspect.unwrap(vars(PhaseSettings)["from_split"].__func__)
 
-    @functools.wraps(create)
-    def from_split(cls: Any, *args: Any, **settings: Any) -> Any:
+    def from_split(cls: Any, *args: Any, **settings: Any) -> Any:  # autodoc would read defaults in what it wraps
         return create(cls, *args, **settings)
 
     texts["data"] = "    split: Name of the split.\n"
@@ -672,7 +671,8 @@ def _complete(cls: type[PhaseSettings]) -> None:
     from_split.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [parameter.replace(**changes.get(name, {})) for name, parameter in parameters.items()]
     )
-    from_split.__qualname__ = f"{cls.__qualname__}.from_split"
+    from_split.__module__, from_split.__qualname__ = cls.__module__, f"{cls.__qualname__}.from_split"
+    from_split.__annotations__ = {"return": cls}
     cls.from_split = classmethod(call_hints(from_split, unknown=_unknown))  # type: ignore[method-assign, assignment]
 
 
