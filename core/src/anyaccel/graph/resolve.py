@@ -1123,10 +1123,11 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
     count = math.prod(stored.shape)
     if takes_classes(loss.loss):
         wanted = "logits [..., classes] and class indices [...], or probabilities [..., classes]"
-        hint = "change the model's output_shape, or choose another column"
+        cast = ""
         if is_floating(stored.dtype) and count == 1:
             column = name.partition(".")[2]
-            hint += f", or, if these are class indices, cast them: feature_set.cast({{{column!r}: 'int64'}})"
+            cast = f", or, if these are class indices, cast them: feature_set.cast({{{column!r}: 'int64'}})"
+        hint = f"change the model's output_shape, or choose another column{cast}"
         if len(output.shape) > 1 and output.shape[1:] == stored.shape:  # as in torch's own loss
             hint = "if the classes come first, set class_axis: Loss('cross_entropy', class_axis=1)"
     else:

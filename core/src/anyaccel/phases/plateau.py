@@ -138,11 +138,11 @@ def listening_schedules(optimizers: Iterable[Optimizer | None], callbacks: Itera
     if all(schedule is None for schedule in schedules):
         for callback in callbacks:
             if isinstance(callback, ReduceLROnPlateau) and type(callback).epoch_end is ReduceLROnPlateau.epoch_end:
-                plateau = f"ReduceLROnPlateau({callback.monitor!r})"
                 raise PhaseError(
                     "ReduceLROnPlateau is a callback here, which changes no learning rate: it is the schedule of no "
                     "optimizer",
-                    hint=f"pass it to the optimizer: Optimizer('adam', schedule={plateau})",
+                    hint="pass it to the optimizer: "
+                    f"Optimizer('adam', schedule=ReduceLROnPlateau({callback.monitor!r}))",
                 )
         return []
     listeners = {id(callback) for callback in callbacks}
