@@ -60,7 +60,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         scale = loss_scale_of(segment)
         self._loss_scale = None if scale is None else ProgramLossScale(scale)
 
-    def scope(self, subject: str) -> AbstractContextManager[None]:
+    def call_scope(self, subject: str) -> AbstractContextManager[None]:
         """Return the context that a call computes in, by default none; see `ScopedProgram`."""
         return nullcontext()
 
@@ -177,12 +177,12 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return self._ops.xp.zeros_like(value) if cotangent is None and value is not None else cotangent
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        with self.scope(f"the weights of losses of segment {self.segment.label!r}"):
+        with self.call_scope(f"the weights of losses of segment {self.segment.label!r}"):
             return self._dataflow.loss_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """Return the weights of `loss_weights`, but 0 if nothing counts, so that they can be added over processes."""
-        with self.scope(f"the weights of losses of segment {self.segment.label!r}"):
+        with self.call_scope(f"the weights of losses of segment {self.segment.label!r}"):
             return self._dataflow.summed_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     # -- the loss scale --------------------------------------------------------------------------------------------
@@ -224,18 +224,18 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     # -- gradients and updates -------------------------------------------------------------------------------------
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        with self.scope("gradient statistics"):
+        with self.call_scope("gradient statistics"):
             return self._state.gradient_stats()
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        with self.scope("the clipping factor of gradients"):
+        with self.call_scope("the clipping factor of gradients"):
             return self._state.optimizer.clip_factor(limit, squares)
 
     def map_gradients(self, fn: Callable[[Any], Any]) -> None:
         self._state.map_gradients(fn)
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        with self.scope(f"an update of segment {self.segment.label!r}"):
+        with self.call_scope(f"an update of segment {self.segment.label!r}"):
             self._state.optimizer_step(scale or {})
 
     def zero_grad(self) -> None:
@@ -329,7 +329,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
 
     def close(self) -> dict[str, NodeState]:
         """Write to the user's models, and return the optimizer state."""
-        with self.scope("the state of models"):
+        with self.call_scope("the state of models"):
             self._settle_loss_scale()
             self._write_models(self._state.parameters, self._buffers, self._state.states)
             return self._state.all_states()

@@ -21,3 +21,6 @@ class ScopedProgram(TracedProgram):
         Args:
             subject: The computation, for messages, such as `"a batch through segment 'net'"`.
         """
+
+    def call_scope(self, subject: str) -> AbstractContextManager[None]:
+        return self.scope(subject)

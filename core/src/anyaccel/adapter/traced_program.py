@@ -61,7 +61,7 @@ class TracedProgram(ArrayProgram):
 
     def seed(self, key: int) -> None:
         super().seed(key)
-        with self.scope("a seed"):
+        with self.call_scope("a seed"):
             self._key = self._traced.key(key)
 
     def _random_key(self, op: Operation) -> Any:
@@ -78,7 +78,7 @@ class TracedProgram(ArrayProgram):
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
         eager = partial(super().forward, inputs)
-        with self.scope(f"a batch through segment {self.segment.label!r}"):
+        with self.call_scope(f"a batch through segment {self.segment.label!r}"):
             return self._switch.run("forward", partial(self._compiled_forward, inputs), eager)
 
     def _compiled_forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
@@ -98,11 +98,11 @@ class TracedProgram(ArrayProgram):
         compiled = partial(self._compiled_forward_pullback, inputs, scale)
         eager = partial(super().forward_pullback, inputs, scale)
         subject = f"a batch through segment {self.segment.label!r}"
-        with self.scope(subject):
+        with self.call_scope(subject):
             outputs, losses, pull_back = self._switch.run("forward_pullback", compiled, eager)
 
         def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            with self.scope(f"the backward pass of {subject}"):
+            with self.call_scope(f"the backward pass of {subject}"):
                 return pull_back(cotangents)
 
         return outputs, losses, pullback
@@ -188,7 +188,7 @@ class TracedProgram(ArrayProgram):
         They are on the device of the first loss. Steps are compiled if that was requested, or is never slower. A batch
         of a size that was not requested runs eagerly until that has taken as much time as compiling it would.
         """
-        with self.scope(f"steps of {batch_size} rows in segment {self.segment.label!r}"):
+        with self.call_scope(f"steps of {batch_size} rows in segment {self.segment.label!r}"):
             if self._loss_scale is not None and n_steps > MAX_STEPS_PER_CALL:
                 # Many steps in several calls: after each, the host learns how many were skipped.
                 tables = []
@@ -316,7 +316,7 @@ class TracedProgram(ArrayProgram):
         Raises:
             CompileError: the segment uses several devices, or it cannot be traced.
         """
-        with self.scope(f"steps of {batch_size} rows in segment {self.segment.label!r}"):
+        with self.call_scope(f"steps of {batch_size} rows in segment {self.segment.label!r}"):
             if not self.can_compile_steps:
                 raise self._compile_error()
             self._is_uncompiled, began = False, time.perf_counter()
@@ -378,7 +378,7 @@ class TracedProgram(ArrayProgram):
 
     def sync_models(self) -> None:
         """Write the models after the steps so far are computed."""
-        with self.scope("the state of models"):
+        with self.call_scope("the state of models"):
             self.synchronize()
             super().sync_models()
 
