@@ -70,6 +70,13 @@ def test_one_that_fails_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
     assert "anyaccel run: replica 1 ended with exit status 1; the others are stopped too" in told
 
 
+def test_one_that_fails_after_another_tells_its_error(capfd: pytest.CaptureFixture[str]) -> None:
+    fail = "import os, time\ntime.sleep(0.4 * int(os.environ['RANK']))\nraise ValueError(os.environ['RANK'] * 3)"
+    assert run_replicas([sys.executable, "-c", fail], 2) == 1
+    told = capfd.readouterr().err
+    assert "replica 0 ended" in told and "ValueError: 111" in told
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_one_that_is_killed_ends_all_with_its_status(capfd: pytest.CaptureFixture[str]) -> None:
     kill = "import os, time\nos.environ['RANK'] == '0' and os.kill(os.getpid(), 9)\ntime.sleep(60)"

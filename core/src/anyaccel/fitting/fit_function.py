@@ -373,7 +373,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     of_rows: dict[str, Any] = {"sample_weight": sample_weight, "class_weights": class_weights, "group": group}
     of_rows["stratify"] = None if stratify is False else stratify
     of_rows = {name: value for name, value in of_rows.items() if value is not None}
-    rows: Any = None
+    rows = EqualRows()
     has_rules = loss is None and step is None and not table_model.is_sized
     rules = model_loss(model) if has_rules else None
     if loss is not None and step is None and not table_model.is_sized:
@@ -400,7 +400,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
                 _refuse_row_settings(of_rows, "data that are read in batches")
             rows = load(SETTINGS, f"fit.{next(iter(of_rows))}")(**of_rows)
-            data, features, target = rows.read(data, features, target)
+        data, features, target = rows.read(data, features, target)
         names: Any = {"features": feature_names(features, target), "target": target}
         how = Preprocessing(
             preprocess, names_of(drop), names_of(categories), embed, table_model.is_sized, table_model.embeds
@@ -409,11 +409,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             data = raw_table(data, features, target, how)
             if loss is None and step is None:
                 losses = FitLosses(loss_of_target(data, target))
-            evaluated = rows.split(evaluated, seed) if of_rows else evaluated
+            evaluated = rows.split(evaluated, seed)
             prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
-        if of_rows:
-            with_weights: TrainingData = rows.weighted(prepared, losses.known, validation)
-            prepared = with_weights
+        prepared = rows.weighted(prepared, losses.known, validation)
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
         if prepared.validation is not None and is_treated(prepared.data):
@@ -432,10 +430,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     _check_has_effect(sampler, validate_every, loss_scale, precision, prepared)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
-    weighted_losses = rows.applied(applied) if of_rows else applied
     phase = TrainPhase(
         data=prepared.train,
-        losses=weighted_losses if step is None else (),
+        losses=rows.applied(applied) if step is None else (),
         batch_size=batch_size,
         sampler=sampler,
         epochs=epochs,
@@ -480,6 +477,26 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
     recipe = recipe_of(prepared, passed, features=features, target=target, is_weighted=bool(of_rows), **read)
     return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
+
+
+class EqualRows:
+    """Rows without weights, groups and strata. anyaccel-sklearn derives the others from it."""
+
+    def read(self, data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
+        """Return the data with the names of the features, without the columns of weights and groups."""
+        return data, features, target
+
+    def split(self, validation: Any, seed: int) -> Any:
+        """Return a fraction of the rows as a RowSplit that preserves groups and strata, or the validation as it is."""
+        return validation
+
+    def weighted(self, prepared: TrainingData, losses: Sequence[AppliedLoss], validation_data: Any) -> TrainingData:
+        """Return the data with the weights of their rows as a column, including the validation data."""
+        return prepared
+
+    def applied(self, losses: Sequence[AppliedLoss]) -> tuple[AppliedLoss, ...]:
+        """Return the losses with the weights of the rows."""
+        return tuple(losses)
 
 
 def _refuse_row_settings(settings: Mapping[str, Any], why: str, weighted: str = "") -> None:

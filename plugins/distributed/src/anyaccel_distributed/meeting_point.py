@@ -64,9 +64,7 @@ def address_of(environment: Environment, variables: Variables, size: int) -> str
 
 
 def port_of(environment: Environment, variables: Variables) -> int | None:
-    """Return the port of the first process: MASTER_PORT, or one from the number of the job, the same in all processes
-    its processes.
-    """
+    """Return the port of the first process: MASTER_PORT, or one from the job's number, equal in all its processes."""
     if environment.get("MASTER_PORT"):
         text = environment["MASTER_PORT"]
         if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:

@@ -14,6 +14,7 @@ from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import Names, listed, names_of, no_column, stamp
 from anyaccel.errors import ColumnError, PhaseError
+from anyaccel.fitting.fit_function import EqualRows
 from anyaccel.fitting.tables import (
     LABEL,
     TRAIN,
@@ -31,7 +32,7 @@ _CLASSES, _YES_OR_NO = "cross_entropy", "binary_cross_entropy"
 _WEIGHTS, _BALANCED = "sample_weight", "balanced"
 
 
-class RowColumns:
+class RowColumns(EqualRows):
     """The columns of a table with the weights of rows, and with the rows that stay in one split.
 
     Args:
