@@ -225,9 +225,11 @@ def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_who
     key = (type(ops), ops.variant, as_a_whole, tuple(operations), values, tuple(models), tuple(losses), tuple(groups))
     try:
         hash(key)
-        return key if all(weakref.ref(model) is not None for model in layout.models.values()) else None
+        for model in layout.models.values():
+            weakref.ref(model)
     except TypeError:  # a part has no hash, or a model cannot be referred to weakly
         return None
+    return key
 
 
 def _owned(owner: str, key: Any) -> list[tuple[str, Any]]:

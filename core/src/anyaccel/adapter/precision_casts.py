@@ -101,10 +101,8 @@ def codes_reason(spec: ModelSpec, precision: str) -> str:
     if it can, and for other specs.
     """
     dtype = NodePrecision(precision).dtype
-    exact, most = (
-        {"bfloat16": 2**8, "float16": 2**11}.get(dtype, 2**24),
-        max(getattr(spec, "cardinalities", ()), default=0),
-    )
+    exact = {"bfloat16": 2**8, "float16": 2**11}.get(dtype, 2**24)
+    most = max(getattr(spec, "cardinalities", ()), default=0)
     if most <= exact:
         return ""
     return f"its codes of up to {most - 1} are not exact in {dtype}, which is exact up to {exact}"

@@ -504,7 +504,8 @@ def _refuse_row_settings(settings: Mapping[str, Any], why: str, weighted: str = 
 
     `weighted` says what to do in place of weights.
     """
-    for name in settings:
+    if settings:
+        name = next(iter(settings))
         is_weight = name in ("sample_weight", "class_weights")
         raise PhaseError(f"fit has {name}=, but {why}", hint=(is_weight and weighted) or f"leave {name}= out")
 

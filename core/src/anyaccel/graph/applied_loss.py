@@ -64,8 +64,7 @@ class AppliedLoss(Spec):
         on = "" if on is None else arguments.text(SpecError, "AppliedLoss: ", "on", on, "the label of a node", "'NODE'")
         label = on if label is None else arguments.text(SpecError, "AppliedLoss: ", "label", label)
         where, wanted, example = f"loss on {on!r}: ", "a list of names", "['outputs', 'targets']"
-        are_names = lambda it: isinstance(it, (list, tuple)) and it and all(isinstance(name, str) for name in it)  # noqa: E731
-        arguments.check(SpecError, where, "inputs", inputs, are_names, wanted, example)
+        arguments.check(SpecError, where, "inputs", inputs, _are_names, wanted, example)
         at_least_0 = "a finite number of at least 0"
         weight = arguments.number(SpecError, where, "weight", weight, lambda it: it >= 0, at_least_0, 1.0)
         loss = loss if isinstance(loss, Loss) else Loss(loss)
@@ -145,3 +144,7 @@ def _column(where: str, name: str, column: Any, loss: Loss) -> str | None:
         hint = f"pass it as an input of the loss: inputs=['outputs', 'targets', {column!r}]"
         raise SpecError(problem, available="named losses, and from_output", hint=hint)
     return text
+
+
+def _are_names(inputs: Any) -> bool:
+    return isinstance(inputs, (list, tuple)) and bool(inputs) and all(isinstance(name, str) for name in inputs)
