@@ -11,8 +11,7 @@ from anyaccel.data.data_schema import DataSchema
 from anyaccel.data.datasets import digits
 from anyaccel.data.feature_set import FeatureSet, FeatureSetView, Reference
 from anyaccel.data.joined_columns import joined_array, joined_changes, joined_spec, loadable_array
-from anyaccel.data.padding import Pad, Padding
-from anyaccel.data.ragged_columns import RaggedColumn
+from anyaccel.data.ragged_columns import Pad, Padding, RaggedColumn
 from anyaccel.data.rows import Rows
 from anyaccel.data.samplers import EpochOrders, Sampler, SimpleSampler, sampler_from_config
 from anyaccel.data.saved_rows import SavedRows, saved_rows

@@ -101,7 +101,7 @@ def is_readable(column: Any) -> bool:
 
 def check_complete(name: str, column: Any) -> None:
     """Check that an Arrow chunked column has no nulls, neither whole samples nor values inside one."""
-    if any(_null_count(chunk) for chunk in column.chunks):
+    if any(map(_null_count, column.chunks)):
         raise missing_values(name, np.concatenate([_null_rows(chunk) for chunk in column.chunks]))
 
 
@@ -141,6 +141,40 @@ def fixed_lists(values: np.ndarray) -> Any:
     for extent in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, extent)
     return array
+
+
+# -- columns of lists of one length, as other writers of tables store vectors, read as samples of one shape ------------
+
+
+def fixed_size_lists(name: str, column: Any) -> Any:
+    """Return a chunked column of lists of numbers as fixed-size lists on the same memory; any other column unchanged.
+
+    Lists may be nested. Chunks are kept, except that empty ones are dropped.
+    """
+    if not is_list(column.type) or not is_numeric(list_leaf(column.type)) or not len(column):
+        return column
+    return pa.chunked_array(_fixed(name, [chunk for chunk in column.chunks if len(chunk)]))
+
+
+def inner_fixed(name: str, array: Any) -> Any:
+    """Return an Arrow array of lists of numbers as fixed-size lists on the same memory; any other array unchanged."""
+    return pa.concat_arrays(_fixed(name, [array])) if is_list(array.type) and len(array) else array
+
+
+def _fixed(name: str, chunks: list[Any]) -> list[Any]:
+    if any(chunk.null_count for chunk in chunks):
+        raise missing_values(name, np.concatenate([chunk.is_null().to_numpy(zero_copy_only=False) for chunk in chunks]))
+    lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
+    if lengths.min() != lengths.max():
+        raise ragged(name, f"lists of {int(lengths.min())} to {int(lengths.max())} entries")
+    if not lengths[0]:
+        raise empty_axis(name, (0,))
+    values = [chunk.flatten() for chunk in chunks]
+    values = _fixed(name, values) if is_list(values[0].type) else values
+    return [pa.FixedSizeListArray.from_arrays(part, int(lengths[0])) for part in values]
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
 
 
 def to_numpy(name: str, column: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import is_numeric, to_arrow
 from anyaccel.data.feature_set import FeatureSet, FeatureSetView
-from anyaccel.data.padding import Pad, Padding, padding_of
+from anyaccel.data.ragged_columns import Pad, Padding, padding_of
 from anyaccel.data.readers.dataframes import table_from_dict
 from anyaccel.data.roles import RoleNames, stamp
 from anyaccel.data.transforms import Transforms

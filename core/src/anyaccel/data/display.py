@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.arrow_columns import contiguous, is_readable, to_numpy, type_name
-from anyaccel.data.padding import padding_of, up_to
+from anyaccel.data.ragged_columns import padding_of, up_to
 from anyaccel.data.rows import Rows
 from anyaccel.errors import DataError
 from anyaccel.html import Markup, cut, escaped, faint, guarded, line, listing, page, row, size, table, text

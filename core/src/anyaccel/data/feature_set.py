@@ -31,8 +31,7 @@ from anyaccel.data.arrow_columns import (
 )
 from anyaccel.data.casting import cast_array
 from anyaccel.data.display import data_frame, rows_html, summary
-from anyaccel.data.padding import Pad, padding_of
-from anyaccel.data.ragged_columns import cast_lists, check_ragged, field_spec, flat_column
+from anyaccel.data.ragged_columns import Pad, cast_lists, check_ragged, field_spec, flat_column, padding_of
 from anyaccel.data.readers import dataframes, hf_datasets, parquet
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.csv_files import table_from_csv
@@ -50,7 +49,7 @@ from anyaccel.data.roles import (
     selected,
     stamp,
 )
-from anyaccel.data.row_filters import checked_indices, described, positions_where
+from anyaccel.data.row_filters import described, positions_where
 from anyaccel.data.rows import Rows
 from anyaccel.data.splitting.random_split import check_groups, split_at_random, split_by_condition
 from anyaccel.data.transforms import FittedTransform, Transforms, transforms_of
@@ -230,7 +229,7 @@ class FeatureSetView(_SplitRows):
         super().__init__(feature_set.label, schema)
         self._feature_set = feature_set
         self._name = arguments.text(SplitError, f"view of {feature_set.label!r}: ", "name", name)
-        self._rows = checked_indices(f"split {name!r} of {feature_set.label!r}", len(feature_set), rows)
+        self._rows = _checked_indices(f"split {name!r} of {feature_set.label!r}", len(feature_set), rows)
         start, stop = int(self._rows[0]), int(self._rows[0]) + len(self._rows)
         self._slice = slice(start, stop) if np.array_equal(self._rows, np.arange(start, stop)) else None
 
@@ -319,7 +318,7 @@ class FeatureSetView(_SplitRows):
         Raises:
             SplitError: positions that are empty, not integers, or out of range.
         """
-        chosen = self._rows[checked_indices(f"take() from {self._name!r} of {self._label!r}", len(self), positions)]
+        chosen = self._rows[_checked_indices(f"take() from {self._name!r} of {self._label!r}", len(self), positions)]
         return self._with_rows(f"{self._name}.take({len(chosen)} rows)" if name is None else name, chosen)
 
     def intersection(self, other: FeatureSetView) -> FeatureSetView:
@@ -373,6 +372,24 @@ class FeatureSetView(_SplitRows):
 
     def _of_these_rows(self, data: Any) -> Any:
         return data.slice(self._slice.start, len(self)) if self._slice else data.take(pa.array(self._rows))
+
+
+def _checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return row numbers below `n` as a read-only copy, int64 [k], k > 0; `what` begins messages."""
+    try:
+        array = np.asarray(indices)
+    except ValueError:  # ragged lists
+        array = np.array(None)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise SplitError(
+            f"{what} has rows of shape {list(array.shape)} and dtype {array.dtype}",
+            cause="rows must be a non-empty integer array [k]",
+            hint="pass row numbers; np.flatnonzero(mask) converts a mask",
+        )
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= n:
+        raise SplitError(f"{what} asks for row {low if low < 0 else high}", available=f"rows 0 to {n - 1}")
+    return read_only(array.astype(np.int64, copy=True))
 
 
 def _registered(view: FeatureSetView, positions: Mapping[str, np.ndarray]) -> dict[str, FeatureSetView]:
@@ -488,10 +505,21 @@ class FeatureSet(_SplitRows):
 
     def __init__(self, label: str, table: Any) -> None:
         check_label(label)
-        dataframes.check_table(label, table)
+        if not isinstance(table, pa.Table):
+            call = "from_pandas(label, df, features=[...])"
+            if isinstance(table, Mapping):
+                call = "from_dict(label, arrays, features=[...])"
+            elif isinstance(table, (str, os.PathLike)):
+                call = "from_parquet(label, path, features=[...])"
+            raise DataError(
+                f"FeatureSet({label!r}, ...) needs an Arrow table, got a {type(table).__name__}",
+                cause="the from_ constructors create a table with the roles of its columns",
+                hint=f"write FeatureSet.{call}",
+            )
         super().__init__(label, table.schema)
-        self._schema = pa.schema([table.schema.field(name) for name in self.columns], table.schema.metadata)
-        self._columns = {name: table.column(name) for name in self._schema.names}
+        chosen = table.select(list(self.columns))
+        self._schema = chosen.schema
+        self._columns = dict(zip(chosen.column_names, chosen.columns, strict=True))
         self._arrays: dict[str, np.ndarray] = {}  # each is created once
         self._splits: dict[str, FeatureSetView] = {}
         self._transforms = Transforms()
@@ -1033,8 +1061,8 @@ class FeatureSet(_SplitRows):
         """A feature set of the same label and splits with these columns and transforms."""
         copy = FeatureSet(self._label, table)
         copy._transforms = transforms
-        if keep_splits:
-            copy.add_splits({name: view.rows for name, view in self.splits.items()})
+        for name, view in self._splits.items() if keep_splits else ():
+            copy._splits[name] = FeatureSetView(copy, name, view.rows)
         return copy
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from anyaccel.data.arrow_columns import read_only, to_numpy
 from anyaccel.data.casting import first_unrepresentable
-from anyaccel.data.padding import padding_of
+from anyaccel.data.ragged_columns import padding_of
 from anyaccel.data.roles import listed
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ColumnError
@@ -37,9 +37,9 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
         raise ColumnError(
             f"no columns of {rows.label!r} are named", available=listed(rows.columns), hint="name at least one"
         )
+    if len(names) == 1:
+        return rows.spec(names[0])
     specs = [rows.spec(name) for name in names]
-    if len(specs) == 1:
-        return specs[0]
     ragged = next((name for name in names if rows.is_ragged(name)), None)
     if ragged is not None:
         raise ColumnError(
@@ -64,6 +64,8 @@ def joined_changes(rows: Rows, names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ColumnError: as `joined_spec`.
     """
+    if len(names) == 1:
+        return ()
     dtype, specs = joined_spec(rows, names).dtype, {name: rows.spec(name) for name in names}
     return tuple(f"{name} {spec.dtype} as {dtype}" for name, spec in specs.items() if spec.dtype != dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
@@ -19,6 +20,7 @@ Names = str | Iterable[str] | None
 NamesOrRest = Names | EllipsisType
 """Names of columns, or `...` for all that no other role names."""
 _KEY = b"anyaccel.role"
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _SHOWN = 20
 _REASONS = 5
 _JOINED = 4
@@ -119,7 +121,7 @@ def check_encodable(name: str) -> None:
 
 def has_surrogates(text: str) -> bool:
     """Return whether a text has halves of surrogate pairs, which are not characters."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
+    return _SURROGATES.search(text) is not None
 
 
 def listed(names: Iterable[object]) -> str:
@@ -149,20 +151,23 @@ def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnErro
 
 def assign_roles(label: str, columns: Sequence[str], role_names: RoleNames) -> dict[str, str]:
     """Return the role of each chosen column, by name, in the order features, targets, tags."""
-    roles: dict[str, str] = {}
-    open_ = [role for role, names in zip(ROLES, role_names, strict=True) if names is ...]
+    named: dict[str, tuple[str, ...]] = {}
+    open_: list[str] = []
+    for role, chosen in zip(ROLES, role_names, strict=True):
+        if chosen is ...:
+            open_.append(role)
+        named[role] = () if chosen is ... else names_of(chosen)
     if len(open_) > 1:
         raise ColumnError(
             f"both the {open_[0]}s and the {open_[1]}s of {label!r} are set to '...'",
             available=listed(columns),
             hint="use ... for one role, and name the columns of the others",
         )
-    named = [() if names is ... else names_of(names) for names in role_names]
-    taken = {name for names in named for name in names}
-    rest = names_of(dict.fromkeys(name for name in columns if name not in taken)) if open_ else ()
-    for role, names in zip(
-        ROLES, [rest if names is ... else listed for names, listed in zip(role_names, named, strict=True)], strict=True
-    ):
+    if open_:
+        taken = {name for names in named.values() for name in names}
+        named[open_[0]] = names_of(dict.fromkeys(name for name in columns if name not in taken))
+    roles: dict[str, str] = {}
+    for role, names in named.items():
         for name in names:
             if name not in columns:
                 raise no_column(label, name, columns)
@@ -236,8 +241,11 @@ def read_roles(label: str, schema: Any) -> dict[str, str]:
     """Return the role of each column of an Arrow schema that has one in its field metadata, by name, in schema
     order.
     """
-    stamped = [(field.name, (field.metadata or {}).get(_KEY)) for field in schema]
-    roles = {name: role.decode(errors="replace") for name, role in stamped if role is not None}
+    roles: dict[str, str] = {}
+    for field in schema:
+        stamped = (field.metadata or {}).get(_KEY)
+        if stamped is not None:
+            roles[field.name] = stamped.decode(errors="replace")
     if not roles:
         raise ColumnError(
             f"no column of {label!r} has a role",

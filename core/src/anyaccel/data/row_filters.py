@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.arrow_columns import is_readable, read_only
+from anyaccel.data.arrow_columns import is_readable
 from anyaccel.data.rows import Rows
 from anyaccel.errors import DataError, SplitError
 
 _EXAMPLES = 5
 _CONDITIONS = "a value, a collection of values, a function of the column's array that returns a mask"
-
-
-def checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return row numbers below `n` as a read-only copy, int64 [k], k > 0; `what` begins messages."""
-    try:
-        array = np.asarray(indices)
-    except ValueError:  # ragged lists
-        array = np.array(None)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise SplitError(
-            f"{what} has rows of shape {list(array.shape)} and dtype {array.dtype}",
-            cause="rows must be a non-empty integer array [k]",
-            hint="pass row numbers; np.flatnonzero(mask) converts a mask",
-        )
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or high >= n:
-        raise SplitError(f"{what} asks for row {low if low < 0 else high}", available=f"rows 0 to {n - 1}")
-    return read_only(array.astype(np.int64, copy=True))
 
 
 def positions_where(rows: Rows, purpose: str, conditions: Mapping[str, Any]) -> np.ndarray:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.call_hints import class_hints
-from anyaccel.data.padding import padding_of
-from anyaccel.data.ragged_columns import RaggedColumn, field_spec, flat_column
+from anyaccel.data.ragged_columns import RaggedColumn, field_spec, flat_column, padding_of
 from anyaccel.data.roles import Names, WithRoles, no_column, read_roles
 from anyaccel.segment import TensorSpec
 

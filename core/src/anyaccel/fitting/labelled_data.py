@@ -16,8 +16,7 @@ import pyarrow.parquet
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, IterableSource, MapSource, Pad, Reference, Source
 from anyaccel.data.arrow_columns import fixed_lists, is_list, is_numeric, list_leaf, to_numpy
-from anyaccel.data.padding import padding_of
-from anyaccel.data.ragged_columns import lists_of
+from anyaccel.data.ragged_columns import lists_of, padding_of
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.dataframes import table_from_arrow
 from anyaccel.data.readers.file_discovery import check_there
@@ -28,8 +27,16 @@ from anyaccel.data.streaming.to_numpy import is_tensor, number_array
 from anyaccel.errors import ColumnError, DataError, PhaseError, SourceError
 from anyaccel.fitting import tables
 from anyaccel.fitting.model_loss import ModelLoss, are_dicts, dicts_for_rows
-from anyaccel.fitting.tables import LABEL, TEXT_SUFFIXES, VALIDATION, chosen_splits, is_table, readable, text_table
-from anyaccel.fitting.wiring import Features
+from anyaccel.fitting.tables import (
+    LABEL,
+    TEXT_SUFFIXES,
+    VALIDATION,
+    Features,
+    chosen_splits,
+    is_table,
+    readable,
+    text_table,
+)
 from anyaccel.graph import AppliedLoss
 
 COUNTED = "counted"

@@ -249,9 +249,11 @@ def refuse_other_loss(model: Any, loss: Any, target: Names) -> None:
         PhaseError: The target is an input of such a model.
     """
     rules = _rules_of_library(model)
-    inputs = () if rules is None else {*rules.arguments} - {*rules.labels}
+    if rules is None:
+        return
+    inputs = {*rules.arguments} - {*rules.labels}
     wrong = next((name for name in names_of(target) if name in inputs), None)
-    if rules is not None and wrong is not None:
+    if wrong is not None:
         problem = f"{rules.name} computes its own loss, also over its input {wrong!r}, and fit has loss={shown(loss)}"
         raise PhaseError(problem, hint="leave loss= out")
 

@@ -35,6 +35,8 @@ from anyaccel.specs import Loss, takes_classes
 from anyaccel.user_level import user_level
 
 LABEL = "data"
+Features = Names | Mapping[str, Names]
+"""Names of columns to join, or a mapping from arguments of the model's call to names."""
 Columns = Mapping[str, Mapping[str, Any]]
 """`role` and `dtype` (None for text) of columns, by name."""
 LossOf = Callable[[str], Loss | None]
@@ -454,7 +456,6 @@ class TrainingData:
         data: Data that the graph is wired to.
         train: Data of the TrainPhase.
         validation: Data of the validation, or None.
-        widths: Widths to build a model for; None if unknown.
         casts: Dtypes of targets that were cast from another dtype.
         share: Fraction of the rows that the validation was drawn from at random; None for any other validation.
     """
@@ -462,7 +463,6 @@ class TrainingData:
     data: FeatureSet | Source
     train: Any
     validation: Any
-    widths: Widths | None = None
     casts: Mapping[str, str] = field(default_factory=dict)
     share: float | None = None
 
@@ -532,7 +532,7 @@ class RawTable:
     how: Preprocessing
 
 
-def raw_table(user_data: Any, features: Names | Mapping[str, Names], target: Names, how: Preprocessing) -> Any:
+def raw_table(user_data: Any, features: Features, target: Names, how: Preprocessing) -> Any:
     """Return the table to build features from; data that need no features are returned unchanged.
 
     Raises:
@@ -813,10 +813,7 @@ def training_data(
             available=", ".join(texts),
             hint="write target='COLUMN'" if texts else _ROLES,
         )
-    before = {name: data.spec(name).dtype for name in data.targets}
-    data = _with_numeric_targets(data, target, loss_of)
-    is_float = {name: _is_float(data, name) for name in data.targets}
-    casts = {name: data.spec(name).dtype for name, dtype in before.items() if is_float[name] and "float" not in dtype}
+    data, casts = _with_numeric_targets(data, target, loss_of)
     built = None if raw is None else load(SETTINGS, "fit.preprocess")(raw, loss_of, seed)
     if built is not None:
         data = built.with_class_names(data)
@@ -829,7 +826,7 @@ def training_data(
         data = data.fit_transform(scaler, data.features, fit_on=train)
     other = split if split or validation is None else {data.label: _other(validation, data)}
     share = float(validation) if isinstance(validation, Real) else None
-    return TrainingData(data, train, other, _widths(data, loss_of), casts, share)
+    return TrainingData(data, train, other, casts, share)
 
 
 def _warn_of_classes_not_trained(data: FeatureSet, train: str, split: str, loss_of: LossOf) -> None:
@@ -852,7 +849,8 @@ def _warn_of_classes_not_trained(data: FeatureSet, train: str, split: str, loss_
             )
 
 
-def _widths(data: FeatureSet, loss_of: LossOf) -> Widths:
+def widths_of(data: FeatureSet, loss_of: LossOf) -> Widths:
+    """Return the widths to build a model for; `loss_of` returns the named loss that compares a target, or None."""
     n_features = sum(math.prod(data.spec(name).shape) for name in data.features)
     n_outputs = 0
     for name in data.targets:
@@ -884,8 +882,13 @@ def _texts(data: FeatureSet, target: Names) -> list[str]:
     return [name for name in names if name in data.columns and not is_numeric(data.schema.field(name).type)]
 
 
-def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> FeatureSet:
-    """Replace text by class indices, and integers by floats if the loss compares floats."""
+def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> tuple[FeatureSet, dict[str, str]]:
+    """Replace text by class indices, and integers by floats if the loss compares floats.
+
+    Returns:
+        The data, and the dtypes of the targets that were cast.
+    """
+    casts: dict[str, str] = {}
     for name in _texts(data, target):
         loss = loss_of(name)
         rule = None if loss is None else LOSSES.get(loss.name)
@@ -912,8 +915,9 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> F
         if loss is not None and takes_classes(loss) and (is_bool or _are_float_classes(data, name, loss)):
             data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
         elif loss is not None and loss.name in LOSSES and not takes_classes(loss) and not _is_float(data, name):
+            casts[name] = "float64"
             data = data.cast({name: "float64"})
-    return data
+    return data, casts
 
 
 def _are_float_classes(data: FeatureSet, name: str, loss: Loss) -> bool:

@@ -79,7 +79,17 @@ class AppliedLoss(Spec):
             )
             raise SpecError(f"{problem}, which {FROM_OUTPUT!r} takes", hint=hint)
         columns = {"sample_weight": sample_weight, "mask": mask}
-        columns = {name: _column(where, name, column, loss) for name, column in columns.items()}
+        for name, column in columns.items():
+            if column is None:
+                continue
+            example = f"'FEATURE_SET.{name.upper()}'"
+            columns[name] = arguments.text(SpecError, where, name, column, "a column", example)
+            if loss.own is not None:
+                raise SpecError(
+                    f"{where}{name}={column!r} is for named losses, but {loss.name!r} is custom",
+                    available="named losses, and from_output",
+                    hint=f"pass it as an input of the loss: inputs=['outputs', 'targets', {column!r}]",
+                )
         assign_fields(self, loss=loss, on=on, inputs=tuple(inputs), weight=float(weight), label=label, **columns)
 
     @property
@@ -127,23 +137,6 @@ class AppliedLoss(Spec):
         columns = {"sample_weight": self.sample_weight, "mask": self.mask}
         named = {name: column for name, column in columns.items() if column is not None}
         return {"loss": self.loss.get_config(), **values, **named}
-
-
-def _column(where: str, name: str, column: Any, loss: Loss) -> str | None:
-    """Return the name of a column that weighs a loss.
-
-    Raises:
-        SpecError: not a name, or the loss is one's own, which takes weights as it likes.
-    """
-    if column is None:
-        return None
-    example = f"'FEATURE_SET.{name.upper()}'"
-    text = arguments.text(SpecError, where, name, column, "a column", example)
-    if loss.own is not None:
-        problem = f"{where}{name}={column!r} is for named losses, but {loss.name!r} is custom"
-        hint = f"pass it as an input of the loss: inputs=['outputs', 'targets', {column!r}]"
-        raise SpecError(problem, available="named losses, and from_output", hint=hint)
-    return text
 
 
 def _are_names(inputs: Any) -> bool:

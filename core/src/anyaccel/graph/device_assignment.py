@@ -291,6 +291,8 @@ def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment
     first: dict[int, ModelNode] = {}
     for node in models:
         other = first.setdefault(id(node.model), node)
+        if other is node:
+            continue
         pair = f"nodes {other.label!r} and {node.label!r} share one model"
         devices = assigned[other.label].device, assigned[node.label].device
         if devices[0] != devices[1]:
@@ -395,41 +397,43 @@ def _recomputed(node: ModelNode, assignment: Assignment) -> tuple[str, ...]:
 
 
 def segment_precision(
-    labels: Iterable[str], assigned: Mapping[str, Assignment], nodes: Mapping[str, Node], request: Request
+    labels: Iterable[str], assigned: Mapping[str, Assignment], nodes: Mapping[str, Node], loss_scale: LossScale | None
 ) -> SegmentPrecision | None:
     """Return the precisions of the operations of a segment for a backend; None if all equal those of their models."""
-    assignments = [assigned[label] for label in labels]
-    precisions = tuple(
-        (assignment.node, NodePrecision(assignment.precision)) for assignment in assignments if assignment.precision
-    )
-    recomputed = tuple(
-        (assignment.node, str(getattr(nodes[assignment.node], "remat", "")))
-        for assignment in assignments
-        if assignment.recomputed
-    )
-    scaled = request.training and any(
-        NodePrecision(assignment.precision).scales_losses for assignment in assigned.values() if assignment.precision
-    )
-    if not (precisions or recomputed or scaled):
+    precisions, recomputed = [], []
+    for label in labels:
+        assignment = assigned[label]
+        if assignment.precision:
+            precisions.append((label, NodePrecision(assignment.precision)))
+        if assignment.recomputed:
+            recomputed.append((label, str(getattr(nodes[label], "remat", ""))))
+    if not (precisions or recomputed or loss_scale):
         return None
-    return SegmentPrecision(precisions, recomputed, request.loss_scale if scaled else None)
+    return SegmentPrecision(tuple(precisions), tuple(recomputed), loss_scale)
 
 
-def check_loss_scale(assigned: Mapping[str, Assignment]) -> None:
-    """Check that all gradients can be scaled if one node is computed in float16, because they belong to scaled losses.
+def loss_scale_of(assigned: Mapping[str, Assignment], request: Request) -> LossScale | None:
+    """Return the loss scale of a training if one of its nodes is computed in float16; otherwise None.
 
     Raises:
-        CapabilityError: another framework of the graph cannot scale losses.
+        CapabilityError: a framework of the graph cannot scale losses, and all gradients belong to scaled losses.
     """
-    narrow = next((a for a in assigned.values() if a.precision and NodePrecision(a.precision).scales_losses), None)
-    for assignment in assigned.values() if narrow is not None else ():
+    narrow = [
+        label
+        for label, assignment in assigned.items()
+        if assignment.precision and NodePrecision(assignment.precision).scales_losses
+    ]
+    if not narrow:
+        return None
+    for assignment in assigned.values():
         computes = assignment.backend.capability(ComputesPrecision)
         if computes is None or "fp16-mixed" not in computes.precisions:
             raise CapabilityError(
-                f"node {narrow.node if narrow else ''!r} is trained in fp16-mixed, which scales all losses, but "
+                f"node {narrow[0]!r} is trained in fp16-mixed, which scales all losses, but "
                 f"the plugin of {assignment.framework}, which computes node {assignment.node!r}, cannot scale them",
                 hint="write precision='bf16-mixed', which needs no loss scale",
             )
+    return request.loss_scale
 
 
 def matmul_precisions(
@@ -467,15 +471,13 @@ def matmul_precisions(
     ]
 
 
-def float32_notes(setting: Any, assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
-    """Yield how defaults of the frameworks change float32, if a phase does not set its matrix multiplication
-    precision.
-    """
+def float32_notes(assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
+    """Yield how defaults of the frameworks change float32 in a phase without a matrix multiplication precision."""
     found = []
     for label, assignment in assigned.items():
         model, computes = getattr(nodes[label], "model", None), assignment.backend.capability(ComputesPrecision)
         narrow = bool(assignment.precision) and NodePrecision(assignment.precision).dtype != "float32"
-        if setting is None and model is not None and not narrow and computes is not None:
+        if model is not None and not narrow and computes is not None:
             found.append(computes.float32_note(model, assignment.device))
     yield from filter(None, dict.fromkeys(found))
 

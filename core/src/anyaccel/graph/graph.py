@@ -225,10 +225,11 @@ class ModelGraph(AttributeHints):
             GraphError: the node does not exist, or the new one does not fit; the graph then stays unchanged.
         """
         label = topology.label_of(label, self._nodes, self.label)
-        states = self.optimizer_states.without(label)
+        model = getattr(self._nodes[label], "model", None)
         with topology.upstreams_kept(self._nodes):
             self._become(topology.replaced(label, node, self._nodes))
-        self.optimizer_states.replace(states)
+        is_shared = any(other is not node and other.model is model for other in self._model_nodes())
+        self.optimizer_states.drop(None if is_shared else model)
         return self
 
     def remove_node(self, label: str | Node) -> ModelGraph:
@@ -238,9 +239,8 @@ class ModelGraph(AttributeHints):
             GraphError: the node does not exist, or other nodes depend on it.
         """
         label = topology.label_of(label, self._nodes, self.label)
-        states = self.optimizer_states.without(label)
         self._become(topology.removed(label, self._nodes))
-        self.optimizer_states.replace(states)
+        self.optimizer_states.drop()
         return self
 
     def freeze(self, *labels: str | Iterable[str], mode: str = "eval") -> ModelGraph:

@@ -196,7 +196,7 @@ class ModelNode(AttributeHints):
             raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
         self.model = model
         if not isinstance(upstream_ref, (list, tuple, Mapping)):
-            self.upstreams, arguments = _upstreams(label, upstream_ref), ()
+            self.upstreams, arguments = (_upstream(label, upstream_ref),), ()
         else:
             pairs = list(_paths(label, upstream_ref, ()))
             if not pairs:
@@ -284,7 +284,10 @@ class ConcatNode:
 
     def __init__(self, label: str, upstream_refs: Any, concat_axis: int = -1) -> None:
         self.label = check_label(label, "a node")
-        self.upstreams = _upstreams(label, upstream_refs)
+        several = upstream_refs if isinstance(upstream_refs, (list, tuple)) else [upstream_refs]
+        if not several:
+            raise _no_upstream(label)
+        self.upstreams = tuple(_upstream(label, upstream) for upstream in several)
         if not isinstance(concat_axis, int) or isinstance(concat_axis, bool):
             problem = f"ConcatNode {label!r}: concat_axis must be an int, got {shown(concat_axis)}"
             raise GraphError(problem, hint="write concat_axis=-1")
@@ -336,13 +339,6 @@ def _outputs(label: str, outputs: Any) -> tuple[str, ...]:
             hint="write ['mean', 'variance']",
         )
     return tuple(check_label(name, "an output") for name in names)
-
-
-def _upstreams(label: str, upstreams: Any) -> tuple[Upstream, ...]:
-    several = upstreams if isinstance(upstreams, (list, tuple)) else [upstreams]
-    if not several:
-        raise _no_upstream(label)
-    return tuple(_upstream(label, upstream) for upstream in several)
 
 
 def _no_upstream(label: str) -> GraphError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -24,8 +23,8 @@ from anyaccel.graph.device_assignment import (
     DeviceAssigner,
     Request,
     Resolution,
-    check_loss_scale,
     float32_notes,
+    loss_scale_of,
     matmul_precisions,
     segment_precision,
 )
@@ -44,10 +43,10 @@ from anyaccel.graph.shape_inference import (
     lifted,
     matched,
     training_only_inputs,
-    training_results,
     values_read,
     with_batch,
 )
+from anyaccel.precision import LossScale
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import (
     LossTerm,
@@ -98,11 +97,25 @@ class _Resolver:
         self._nodes = graph.nodes
         self._shapes = graph.shapes
         self._assigned: dict[str, Assignment] = {}
-        extra = {name for names in self._shapes.training_only.values() for name in names}
-        self._training_only = training_only_inputs(request.losses, extra)
-        if not request.training:
-            evaluated = tuple(loss for loss in request.losses if loss.label not in self._training_only)
-            self._request = replace(request, losses=evaluated)
+        self._training_only: dict[str, tuple[str, ...]] = {}
+        if self._shapes.training_only:
+            extra = {name for names in self._shapes.training_only.values() for name in names}
+            self._training_only = training_only_inputs(request.losses, extra)
+            if not request.training:
+                evaluated = tuple(loss for loss in request.losses if loss.label not in self._training_only)
+                self._request = replace(request, losses=evaluated)
+        self._compared: dict[str, list[str]] = {}  # by node: the others whose outputs its losses take
+        loss_nodes: list[str] = []
+        for loss in self._request.losses:
+            loss_nodes.append(loss.on)
+            for text in loss.inputs:
+                label = text.partition(".")[0]
+                if label in self._nodes and label != loss.on:
+                    self._compared.setdefault(loss.on, []).append(label)
+                    loss_nodes.append(label)
+        # Labels of the nodes whose outputs losses take; of all nodes, if steps are the user's own.
+        self._loss_nodes = list(self._nodes) if request.custom_step else loss_nodes
+        self._needed_by_losses: set[str] = set()  # these nodes, and all that they depend on
 
     def resolve(self) -> Resolution:
         """Decide, in order: which nodes take part, where, which are trained, what is loaded, and the segments."""
@@ -113,69 +126,48 @@ class _Resolver:
         for label, assignment in self._assigned.items():
             node = self._nodes[label]
             self._assigned[label] = layout_of(node).assign(node, assignment, request, self._registry, self._shapes)
+        loss_scale = None
         if request.training:
-            self._assigned = {
-                label: with_sharding(self._nodes[label], assignment, request)
-                for label, assignment in self._assigned.items()
-            }
-            check_shared_models(request.phase, self._nodes, self._assigned)
-            check_loss_scale(self._assigned)
+            self._assigned = with_sharding(self._nodes, self._assigned, request)
+            loss_scale = loss_scale_of(self._assigned, request)
         table = ColumnTable(request.streams)
         columns: dict[str, str] = {}
         if request.custom_step:
             check_custom_step(request.phase, list(self._assigned.values()))
             columns = step_columns(table, self._nodes, self._shapes, self._assigned)
         in_training = self._in_training() if request.training else []
-        learning = (label for label in in_training if not self._assigned[label].frozen)
-        trained = [label for label in learning if self._assigned[label].parameters]
+        trained = [
+            label for label in in_training if self._assigned[label].parameters and not self._assigned[label].frozen
+        ]
         self.inputs = {label: self._inputs(label, table) for label in self._assigned}
         binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
         self.terms = tuple(map(binder.term, self._request.losses))
         self.columns = {column.name: column for column in table.columns}
         self.groups = self._groups(trained)
         self.in_training, self.live = frozenset(in_training), self._live(trained)
-        owners = {label: id(assignment.backend) for label, assignment in self._assigned.items()}
-        parents = {label: self._depends_on(label) for label in self._assigned}
-        parts = cut(list(TopologicalSorter(parents).static_order()), owners, parents)
-        part_of = {label: i for i, part in enumerate(parts) for label in part}
-        for loss in self._request.losses:
-            late = next((other for other in self._compared(loss) if part_of[other] > part_of[loss.on]), None)
-            if late is not None:
-                raise GraphError(
-                    f"a loss on {loss.on!r} compares with {late!r}, but another framework computes that later",
-                    hint=f"put the loss on {late!r}, with inputs=['outputs', {loss.on!r}]",
-                )
-        part_of_model: dict[int, int] = {}
-        for i, part in enumerate(parts):
-            for label in part:
-                model = self._model(label)
-                if model is not None and part_of_model.setdefault(id(model), i) != i:
-                    raise GraphError(
-                        f"node {label!r} shares its model with a node of another segment",
-                        hint="use a separate model",
-                    )
-        first = [self._assigned[labels[0]] for labels in parts]
-        segments = tuple(
-            self._segment(f"{assignment.framework}:{i}", labels)
-            for i, (assignment, labels) in enumerate(zip(first, parts, strict=True))
-        )
+        segments, parts, backends = [], [], []
+        for i, labels in enumerate(self._cut()):
+            first = self._assigned[labels[0]]
+            segments.append(self._segment(f"{first.framework}:{i}", labels, loss_scale))
+            parts.append(Part(segments[i].label, first.framework, tuple(labels)))
+            backends.append(first.backend)
+        crossings: Iterable[Crossing] = ()
+        if len({(assignment.framework, assignment.device) for assignment in self._assigned.values()}) > 1:
+            crossings = Crossings(self._assigned, self._shapes, self.live, self._registry).of(segments)
         plan = Plan(
             phase=request.phase,
             graph=self._graph.label,
             assignments=tuple(self._assigned.values()),
             columns=table.columns,
-            crossings=tuple(Crossings(self._assigned, self._shapes, self.live, self._registry).of(segments)),
-            parts=tuple(
-                Part(s.label, a.framework, tuple(labels)) for s, a, labels in zip(segments, first, parts, strict=True)
-            ),
+            crossings=tuple(crossings),
+            parts=tuple(parts),
             notes=tuple(self._notes(active)),
             replicas=request.devices if len(request.devices) > 1 else (),
         )
-        backends = tuple(assignment.backend for assignment in first)
         return Resolution(
             plan=plan,
-            segments=segments,
-            backends=backends,
+            segments=tuple(segments),
+            backends=tuple(backends),
             live=self.live,
             shapes=self._shapes,
             step_columns=columns,
@@ -191,7 +183,7 @@ class _Resolver:
                 f"phase {request.phase!r} trains, but has no loss and no estimator with partial_fit to train",
                 hint=self._training_hint(),
             )
-        wanted = [*request.wants, *self._loss_nodes()]
+        wanted = [*request.wants, *self._loss_nodes]
         for label in wanted:
             if label not in self._nodes:
                 raise topology.unknown_node(
@@ -207,7 +199,8 @@ class _Resolver:
                 hint=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a loaded state or "
                 "configuration has no estimators",
             )
-        return topology.ancestors(wanted, self._nodes)
+        self._needed_by_losses = topology.ancestors(self._loss_nodes, self._nodes)
+        return self._needed_by_losses | topology.ancestors(request.wants, self._nodes)
 
     def _training_hint(self) -> str:
         """Return what to do if there is neither a loss nor an estimator that learns."""
@@ -220,41 +213,37 @@ class _Resolver:
             return " or ".join(filter(None, (f"{models[0]!r} has no partial_fit: run a FitPhase for it", loss)))
         return loss
 
-    def _loss_nodes(self) -> list[str]:
-        """Return labels of the nodes whose outputs are inputs of losses; of all nodes, if steps are the user's own."""
-        if self._request.custom_step:
-            return list(self._nodes)
-        named = [text.partition(".")[0] for loss in self._request.losses for text in loss.inputs]
-        return [*(loss.on for loss in self._request.losses), *(label for label in named if label in self._nodes)]
-
     def _in_training(self) -> list[str]:
         """Return the nodes in training mode: not frozen, or frozen in this mode; those without parameters may be
         random.
         """
-        needed = topology.ancestors(self._loss_nodes(), self._nodes)
-        assigned = {label: assignment for label, assignment in self._assigned.items() if label in needed}
-        labels = [label for label, assignment in assigned.items() if not assignment.frozen]
-        if not any(assigned[label].parameters for label in labels):
-            reasons = {
-                label: "frozen" if assignment.frozen else "no parameters" for label, assignment in assigned.items()
-            }
+        learning: list[str] = []
+        frozen: list[str] = []
+        reasons: list[str] = []
+        for label, assignment in self._assigned.items():
+            if label not in self._needed_by_losses:
+                continue
+            reasons.append(f"{label} ({'frozen' if assignment.frozen else 'no parameters'})")
+            if not assignment.frozen:
+                learning.append(label)
+            elif self._frozen_in_training(label):
+                frozen.append(label)
+        if not any(self._assigned[label].parameters for label in learning):
             hint = "unfreeze a node that a loss depends on"
-            if not any(assignment.frozen for assignment in assigned.values()):
+            if len(learning) == len(reasons):
                 hint = "use a model with trainable parameters; most frameworks ignore layers in a plain list"
-            shown = ", ".join(f"{label} ({reason})" for label, reason in reasons.items())
-            raise PhaseError(f"phase {self._request.phase!r} has nothing to train: {shown}", hint=hint)
+            problem = f"phase {self._request.phase!r} has nothing to train: {', '.join(reasons)}"
+            raise PhaseError(problem, hint=hint)
         # No node may train the model of a frozen node, which would change.
-        frozen_nodes = {label for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen}
-        for label in labels:
-            twin = next((other for other in frozen_nodes if self._model(other) is self._model(label)), None)
+        for other in self._graph.frozen:
+            twin = next((label for label in learning if self._model(label) is self._model(other)), None)
             if twin is not None:
                 raise GraphError(
-                    f"node {label!r} is trained, but shares its model with node {twin!r}, which is frozen",
-                    hint=f"freeze both, graph.freeze({label!r}), or use a copy in {twin!r}: copy.deepcopy(model)",
+                    f"node {twin!r} is trained, but shares its model with node {other!r}, which is frozen",
+                    hint=f"freeze both, graph.freeze({twin!r}), or use a copy in {other!r}: copy.deepcopy(model)",
                 )
-        frozen = [label for label in assigned if self._frozen_in_training(label)]
+        in_training = [*learning, *frozen]
         # Modes of their own are kept only where the layers of a framework have such.
-        in_training = [*labels, *frozen]
         for label in in_training:
             assignment = self._assigned[label]
             if getattr(self._nodes[label], "modes", "train") != "train" and not assignment.backend.keeps_modes:
@@ -264,9 +253,9 @@ class _Resolver:
                     available="modes='train'",
                     hint=f"leave modes out, or freeze the node: graph.freeze({label!r})",
                 )
-        check_in_training(self._training_only, [*labels, *frozen])
-        self._check_training_outputs([*labels, *frozen])
-        return [*labels, *frozen]
+        check_in_training(self._training_only, in_training)
+        self._check_training_outputs(in_training)
+        return in_training
 
     def _frozen_in_training(self, label: str) -> bool:
         node = self._nodes[label]
@@ -275,7 +264,6 @@ class _Resolver:
     def _check_training_outputs(self, in_training: Sequence[str]) -> None:
         """Check the outputs of models in training, which are inferred once for a built graph."""
         shapes = self._shapes
-        taken = values_read(self._request.losses, [shapes.inputs[label] for label in self._assigned])
         for label in in_training:
             node = self._nodes[label]
             if not isinstance(node, ModelNode) or not shapes.outputs[label] or node.modes == "as_is":
@@ -283,16 +271,20 @@ class _Resolver:
             if label not in shapes.training:
                 backend = self._assigned[label].backend
                 shapes.training[label] = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
+            if not shapes.training[label]:
+                continue  # unknown, or the same in both modes
             extra = len(shapes.training_only.get(label, ()))
-            returned, training = shapes.returned[label], shapes.training[label]
-            check_training_outputs(label, returned, extra, training)
-            check_not_taken(label, shapes.outputs[label], matched(returned, training) or (), taken)
+            training = check_training_outputs(label, shapes.returned[label], extra, shapes.training[label])
+            if None in training:
+                taken = values_read(self._request.losses, [shapes.inputs[other] for other in self._assigned])
+                check_not_taken(label, shapes.outputs[label], training, taken)
 
     def _live(self, trained: Sequence[str]) -> frozenset[str]:
         """Return names of the values through which gradients flow."""
         live: set[str] = set()
-        needed = topology.ancestors(self._loss_nodes(), self._nodes)
-        for label in (label for label in self._assigned if label in needed):
+        for label in self._assigned if trained else ():
+            if label not in self._needed_by_losses:
+                continue
             before = live & set(topology.parents(self._nodes[label], self._nodes))
             if before and not getattr(self._model(label), "differentiable", True):
                 raise GraphError(
@@ -302,8 +294,10 @@ class _Resolver:
                 )
             if label in trained or before:
                 live.add(label)
-        by_node = (self._shapes.outputs, self._shapes.training_only)
-        return frozenset(name for label in live for names in by_node for name in names.get(label, ()))
+        names: set[str] = set()
+        for label in live:
+            names.update(self._shapes.outputs[label], self._shapes.training_only.get(label, ()))
+        return frozenset(names)
 
     def _groups(self, trained: Iterable[str]) -> tuple[ParameterGroup, ...]:
         groups: dict[str, ParameterGroup] = {}
@@ -356,7 +350,7 @@ class _Resolver:
                 names.extend((upstream,) if "." in upstream else self._shapes.outputs[upstream])
         return tuple(names)
 
-    def _segment(self, label: str, part: Sequence[str]) -> Segment:
+    def _segment(self, label: str, part: Sequence[str], loss_scale: LossScale | None) -> Segment:
         """Return the segment of some nodes, given in topological order."""
         operations = tuple(map(self._operation, part))
         losses = tuple(term for term in self.terms if term.on in part)
@@ -367,41 +361,63 @@ class _Resolver:
             for name in taker.inputs:
                 if name not in computed:
                     arrivals.setdefault(name, taker.device)
-        needed = {name for label in self._request.wants for name in self._shapes.outputs[label]}
-        needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
-        needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
-        groups = (replace(group, nodes=tuple(node for node in group.nodes if node in part)) for group in self.groups)
+        needed: set[str] = set()  # by the caller, or by other segments
+        for node in self._request.wants:
+            needed.update(self._shapes.outputs[node])
+        for node, names in self.inputs.items():
+            if node not in part:
+                needed.update(names)
+        for term in self.terms:
+            if term.on not in part:
+                needed.update(term.inputs)
+        groups = []
+        for group in self.groups:
+            nodes = tuple(node for node in group.nodes if node in part)
+            if nodes:
+                groups.append(replace(group, nodes=nodes))
         framework = self._shapes.frameworks[part[0]]
-        frozen = {label: node for label, node in self._nodes.items() if isinstance(node, ModelNode) and node.frozen}
-        alike = (label for label in frozen if self._shapes.frameworks[label] == framework)
+        frozen = {
+            label: node.model
+            for label, node in self._nodes.items()
+            if isinstance(node, ModelNode)
+            and node.frozen
+            and self._shapes.frameworks[label] == framework
+            and self._shapes.outputs[label]
+        }
         states = self._graph.optimizer_states
         return Segment(
             label=label,
             operations=operations,
-            inputs={name: (self._spec(name), device) for name, device in arrivals.items()},
+            inputs={
+                name: (self.columns[name].spec if name in self.columns else self._shapes.specs[name], device)
+                for name, device in arrivals.items()
+            },
             outputs=tuple(name for operation in operations for name in operation.outputs if name in needed),
             losses=losses,
-            groups=tuple(group for group in groups if group.nodes),
+            groups=tuple(groups),
+            # A live value is an output of a node, never a column.
             needs_pullback=tuple(
-                name for name in arrivals if name in self.live and is_floating(self._spec(name).dtype)
+                name for name in arrivals if name in self.live and is_floating(self._shapes.specs[name].dtype)
             ),
             states={node: states[node] for node in part if node in states},
-            frozen={label: frozen[label].model for label in alike if self._shapes.outputs[label]},
-            precision=segment_precision(part, self._assigned, self._nodes, self._request),
+            frozen=frozen,
+            precision=segment_precision(part, self._assigned, self._nodes, loss_scale),
         )
 
     def _operation(self, label: str) -> Operation:
         node = self._nodes[label]
         model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
-        # What a node's model returns once for a batch, where a loss takes it
-        taken = {name for term in self.terms if term.on == label for name in term.inputs}
-        added = {name: output for name, output in self._shapes.batch_values(label).items() if name in taken}
+        added = self._shapes.batch_values(label)
+        if added:  # where a loss takes what the node's model returns once for a batch
+            taken = {name for term in self.terms if term.on == label for name in term.inputs}
+            added = {name: output for name, output in added.items() if name in taken}
         extra = self._shapes.training_only.get(label, ()) if label in self.in_training else ()
         usual = self._shapes.outputs[label]
         returned, training = self._shapes.returned.get(label, ()), self._shapes.training.get(label, ())
-        results = [*with_batch(returned), *added.values()]
-        in_training = training_results(returned, training, len(usual) + len(extra))
-        in_training[len(usual) : len(usual)] = added.values()
+        results: list[OutputSpec | None] = [*with_batch(returned)]
+        in_training = (matched(returned, training) if training else None) or results
+        in_training = [*in_training[: len(usual)], *added.values(), *in_training[len(usual) :][: len(extra)]]
+        results += added.values()
         return Operation(
             label=label,
             model=model,
@@ -411,27 +427,46 @@ class _Resolver:
             trainable=label in self.in_training,
             axis=axis,
             arguments=self._shapes.arguments.get(label, ()),
-            results=() if _in_order(results, returned) else tuple(results),
+            results=() if _in_order(results, returned) else tuple(results),  # type: ignore[arg-type]  # none missing
             training_results=() if _in_order(in_training, training or returned) else tuple(in_training),
             training_only=len(extra),
             modes=node.modes if isinstance(node, ModelNode) else "train",
         )
 
-    def _spec(self, name: str) -> TensorSpec:
-        return self.columns[name].spec if name in self.columns else self._shapes.specs[name]
+    def _cut(self) -> list[list[str]]:
+        """Return the nodes of each segment, in topological order.
 
-    def _depends_on(self, label: str) -> list[str]:
-        """Return a node's upstreams, and the other nodes whose outputs are inputs of the losses on it."""
-        parents = list(topology.parents(self._nodes[label], self._nodes))
-        for loss in self._request.losses:
-            for other in self._compared(loss) if loss.on == label else ():
-                if label not in topology.ancestors([other], self._nodes) and other not in parents:
-                    parents.append(other)
-        return parents
-
-    def _compared(self, loss: AppliedLoss) -> list[str]:
-        named = [text.partition(".")[0] for text in loss.inputs]
-        return [label for label in named if label in self._assigned and label != loss.on]
+        Raises:
+            GraphError: a loss would need a value of a later segment, or a model would be in two.
+        """
+        parents = {}
+        for label in self._assigned:
+            parents[label] = topology.parents(self._nodes[label], self._nodes)
+            for other in self._compared.get(label, ()):  # computed before the losses on the node, where possible
+                if label not in topology.ancestors([other], self._nodes) and other not in parents[label]:
+                    parents[label].append(other)
+        order = list(TopologicalSorter(parents).static_order())
+        owners = {label: id(assignment.backend) for label, assignment in self._assigned.items()}
+        if len(set(owners.values())) == 1:
+            return [order]
+        parts = cut(order, owners, parents)
+        part_of = {label: i for i, part in enumerate(parts) for label in part}
+        for label, others in self._compared.items():
+            late = next((other for other in others if part_of[other] > part_of[label]), None)
+            if late is not None:
+                raise GraphError(
+                    f"a loss on {label!r} compares with {late!r}, but another framework computes that later",
+                    hint=f"put the loss on {late!r}, with inputs=['outputs', {label!r}]",
+                )
+        part_of_model: dict[int, int] = {}
+        for label, i in part_of.items():
+            model = self._model(label)
+            if model is not None and part_of_model.setdefault(id(model), i) != i:
+                raise GraphError(
+                    f"node {label!r} shares its model with a node of another segment",
+                    hint="use a separate model",
+                )
+        return parts
 
     def _notes(self, active: set[str]) -> Iterable[str]:
         for label, assignment in self._assigned.items():
@@ -443,14 +478,17 @@ class _Resolver:
                 yield f"{label} moves from {before} to {device}: neither it nor the phase requests a device"
             if self._request.training and self._frozen_in_training(label):
                 yield f"{label} is frozen and runs in training mode: its running statistics move"
-        yield from float32_notes(self._request.matmul_precision, self._assigned, self._nodes)
-        yield from (f"{label} learns by partial_fit on the host, step by step" for label in self._request.learners)
+        if self._request.matmul_precision is None:
+            yield from float32_notes(self._assigned, self._nodes)
+        for label in self._request.learners:
+            yield f"{label} learns by partial_fit on the host, step by step"
         if not self._request.training:
             for label, names in self._training_only.items():
                 yield f"the loss {label!r} is left out: {', '.join(names)} exists only in training"
-        if self._request.training:
-            idle = [label for label in self._shapes.order if label not in active | set(self._request.learners)]
-            yield from (f"{label} takes no part: no loss depends on it" for label in idle)
+            return
+        for label in self._shapes.order:
+            if label not in active and label not in self._request.learners:
+                yield f"{label} takes no part: no loss depends on it"
 
 
 def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpec]) -> bool:
@@ -563,38 +601,35 @@ def step_columns(
 # -- sharding assignment: whose parameters replicas divide, by one rule: what the node says, else the phase ------------
 
 
-def with_sharding(node: Node, assignment: Assignment, request: Request) -> Assignment:
-    """Return the assignment of a node of a training with the requested sharding of its parameters.
+def with_sharding(
+    nodes: Mapping[str, Node], assigned: Mapping[str, Assignment], request: Request
+) -> dict[str, Assignment]:
+    """Return the assignments of a training with the requested sharding of the parameters.
 
     Raises:
-        GraphError: it is requested for a model that no framework computes.
+        GraphError: it is requested for a model that no framework computes, or nodes which share a model do not agree.
     """
-    if not isinstance(node, ModelNode):
-        return assignment
-    if node.kind.fixed:
-        refuse_settings(node, "sharding")
-        return assignment
-    name, reason = (node.sharding, "node") if node.sharding else (request.sharding, "phase")
-    return replace(assignment, sharding=name, sharding_reason=reason) if name else assignment
-
-
-def check_shared_models(phase: str, nodes: Mapping[str, Node], assigned: Mapping[str, Assignment]) -> None:
-    """Check that nodes which share a model agree about its parameters.
-
-    Raises:
-        GraphError: they do not.
-    """
+    sharded = dict(assigned)
     first: dict[int, Assignment] = {}
     for label, assignment in assigned.items():
         node = nodes[label]
-        other = first.setdefault(id(node.model), assignment) if isinstance(node, ModelNode) else assignment
-        kept = [a.sharding or "none" for a in (other, assignment)]
-        if kept[0] != kept[1]:
+        if not isinstance(node, ModelNode):
+            continue
+        if node.kind.fixed:
+            refuse_settings(node, "sharding")
+        elif node.sharding:
+            sharded[label] = replace(assignment, sharding=node.sharding, sharding_reason="node")
+        elif request.sharding:
+            sharded[label] = replace(assignment, sharding=request.sharding, sharding_reason="phase")
+        other = first.setdefault(id(node.model), sharded[label])
+        first_sharding, sharding = other.sharding or "none", sharded[label].sharding or "none"
+        if first_sharding != sharding:
             raise GraphError(
-                f"phase {phase!r}: nodes {other.node!r} and {label!r} share a model, but its parameters "
-                f"are {kept[0]!r} in one and {kept[1]!r} in the other",
+                f"phase {request.phase!r}: nodes {other.node!r} and {label!r} share a model, but its parameters "
+                f"are {first_sharding!r} in one and {sharding!r} in the other",
                 hint="use the same sharding for both nodes",
             )
+    return sharded
 
 
 # -- Transfers: which values cross from one device or framework to another in every step, and how ----------------------
@@ -779,6 +814,9 @@ class LossBinder:
         if loss.loss.own is None and loss.loss.name == FROM_OUTPUT:
             return self._from_output(loss, assignment)
         outputs = {text: self._outputs(loss, text) for text in loss.inputs}
+        first = next((names[0] for names in outputs.values() if names), self.shapes.outputs[loss.on][0])
+        spec = self.shapes.specs[first]
+        positions: tuple[int, ...] = ()
         if loss.loss.own is None:
             what = f"{loss.loss.name} on {loss.on!r}"
             if len(loss.inputs) != 2:
@@ -795,20 +833,22 @@ class LossBinder:
                     f"inputs=['outputs.{several[0].partition('.')[2]}', "
                     "'targets'])",
                 )
-            output, target = (outputs[text] for text in loss.inputs)
+            output, target = outputs[loss.inputs[0]], outputs[loss.inputs[1]]
             if not output and not LOSSES[loss.loss.name].symmetric:
                 raise SpecError(
                     f"{what}: its first input, {loss.inputs[0]!r}, is not an output",
                     hint="write inputs=['outputs', 'targets'], in this order",
                 )
+            positions = positions_of(loss, spec)
             if output and target:
-                specs = self.shapes.specs
-                check_outputs(loss, specs[output[0]], specs[target[0]], target[0])
-        first = next((names[0] for names in outputs.values() if names), self.shapes.outputs[loss.on][0])
-        spec = self.shapes.specs[first]
-        positions = positions_of(loss, spec) if loss.loss.own is None else ()
-        check_weighing(loss, spec, assignment.backend, by_column=not outputs[loss.inputs[-1]])
-        inputs = tuple(name for text in loss.inputs for name in outputs[text] or (self._target(loss, text, spec),))
+                # Named losses compare two outputs as they are: nothing broadcasts.
+                other = self.shapes.specs[target[0]]
+                if other.shape != (positions if is_indices(loss, other) else spec.shape):
+                    raise _unfit(loss, other, spec, target[0])
+            check_weighing(loss, spec, positions, assignment.backend, by_column=not target)
+        inputs: list[str] = []
+        for text in loss.inputs:
+            inputs += outputs[text] or [self._target(loss, text, spec, positions)]
         if isinstance(loss.loss.own, FunctionType):
             try:  # with as many values as it would get in the first step
                 inspect.signature(loss.loss.own).bind(*inputs)
@@ -862,7 +902,7 @@ class LossBinder:
                 available="a floating scalar for a batch, or for each sample",
                 hint="return the mean over the batch from the model",
             )
-        check_weighing(loss, spec, assignment.backend, by_column=True)
+        check_weighing(loss, spec, (), assignment.backend, by_column=True)
         inputs = (name, self.shapes.inputs[loss.on][0], *self._weights(loss, spec, None))
         return LossTerm(
             label=loss.label, on=loss.on, loss=loss.loss, inputs=inputs, device=assignment.device, weight=loss.weight
@@ -886,34 +926,63 @@ class LossBinder:
             hint="use one of these names",
         )
 
-    def _target(self, loss: AppliedLoss, text: str, output: TensorSpec) -> str:
+    def _target(self, loss: AppliedLoss, text: str, output: TensorSpec, positions: tuple[int, ...]) -> str:
+        """Return the column that a loss compares with an output; `positions` are those of a named loss."""
         assignment = self.assigned[loss.on]
         named = None if text == "targets" else named_column(text, self.nodes)
         chosen = named or targets_of(loss, self.nodes)
-        is_own = loss.loss.own is not None and text == loss.inputs[1]
-        takes = assignment.backend.loss_targets(loss.loss) if is_own else None
-        spec = target_spec(loss, chosen, output, takes)
-        if is_indices(loss, spec):
-            spec = replace(spec, dtype=assignment.backend.index_dtype)
-        elif loss.loss.own is not None:
+        if loss.loss.own is not None:
+            takes = assignment.backend.loss_targets(loss.loss) if text == loss.inputs[1] else None
+            spec = own_target_spec(loss, chosen, output, takes)
             spec = replace(spec, dtype=assignment.backend.loaded_dtype(spec.dtype))
+        else:
+            spec = target_spec(loss, chosen, output, positions)
+            if is_indices(loss, spec):
+                spec = replace(spec, dtype=assignment.backend.index_dtype)
         return self.table.want(chosen, spec, assignment, "targets").name
 
 
 # -- Loss columns: the form in which a loss takes its targets and weights; nothing broadcasts or changes silently ------
 
 
-def target_spec(
+def own_target_spec(
     loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, takes: LossTargets | None
 ) -> TensorSpec:
-    """Return the form of columns that a loss compares with an output.
+    """Return the form of columns that a framework's own loss compares with an output.
+
+    It compares as it likes: [n] is aligned with [n, 1], so that none broadcasts.
 
     Args:
         loss: The loss.
         selection: The columns.
         output: The output that the loss compares them with.
-        takes: Targets that a framework's loss accepts. Numbers are compared as floats, even if they are stored as
-            integers or bools, which several losses of torch refuse.
+        takes: Targets that the loss accepts. Numbers are compared as floats, even if they are stored as integers or
+            bools, which several losses of torch refuse.
+
+    Raises:
+        ShapeError: the shapes do not match; names the node and both shapes.
+    """
+    names = selection.names
+    stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
+    dtype = "float32" if output.dtype == "bfloat16" else output.dtype  # NumPy has no bfloat16
+    if takes is not None and takes.kind == "classes":
+        _check_classes(loss, takes, stored, output, name)
+    compared = takes is not None and takes.kind != "classes"
+    stored = replace(stored, dtype=dtype) if compared else cast(stored, dtype)
+    same = _without_ones(stored.shape) == _without_ones(output.shape)
+    return replace(stored, shape=output.shape) if same else stored
+
+
+def target_spec(
+    loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, positions: tuple[int, ...]
+) -> TensorSpec:
+    """Return the form of columns that a named loss compares with an output.
+
+    Args:
+        loss: The loss.
+        selection: The columns.
+        output: The output that the loss compares them with.
+        positions: Shape of its positions per sample; see `positions_of`.
 
     Raises:
         ShapeError: the shapes do not match; names the node and both shapes.
@@ -921,21 +990,10 @@ def target_spec(
     """
     names = selection.names
     stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
-    if loss.loss.own is not None:
-        own_dtype = "float32" if output.dtype == "bfloat16" else output.dtype  # NumPy has no bfloat16
-        if takes is not None and takes.kind == "classes":
-            _check_classes(loss, takes, stored, output, name)
-        compared = takes is not None and takes.kind != "classes"
-        stored = replace(stored, dtype=own_dtype) if compared else cast(stored, own_dtype)
-        # For a framework's own loss, which compares as it likes: [n] is aligned with [n, 1], so that none broadcasts
-        same = _without_ones(stored.shape) == _without_ones(output.shape)
-        return replace(stored, shape=output.shape) if same else stored
-    _refuse_one_class(loss, output)
-    if takes_classes(loss.loss) and not is_floating(stored.dtype):
-        wanted = positions_of(loss, output)
-        if not output.shape or _without_ones(stored.shape) != _without_ones(wanted) or stored.dtype == "bool":
+    if is_indices(loss, stored):
+        if not output.shape or _without_ones(stored.shape) != _without_ones(positions) or stored.dtype == "bool":
             raise _unfit(loss, stored, output, name)
-        return TensorSpec(wanted, "int64")
+        return TensorSpec(positions, "int64")
     if not is_floating(stored.dtype):
         dtypes = dict.fromkeys(names, output.dtype if is_floating(output.dtype) else "float32")
         raise SpecError(
@@ -991,17 +1049,6 @@ def _check_classes(loss: AppliedLoss, takes: LossTargets, stored: TensorSpec, ou
     )
 
 
-def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name: str) -> None:
-    """Check that a named loss can compare two outputs.
-
-    Raises:
-        ShapeError: it would have to broadcast or reshape one.
-    """
-    _refuse_one_class(loss, output)
-    if other.shape != (positions_of(loss, output) if is_indices(loss, other) else output.shape):
-        raise _unfit(loss, other, output, name)
-
-
 def is_indices(loss: AppliedLoss, target: TensorSpec) -> bool:
     """Whether a target of this spec has class indices."""
     return takes_classes(loss.loss) and not is_floating(target.dtype)
@@ -1018,7 +1065,8 @@ def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
     each.
 
     Raises:
-        ShapeError: the output has no such axis of classes.
+        ShapeError: the output has no such axis of classes, or one class: a softmax over a single logit is always 1, so
+            the loss would be 0 and train nothing.
     """
     if not takes_classes(loss.loss) or not output.shape:
         return output.shape
@@ -1030,25 +1078,31 @@ def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
             available=f"1 to {len(output.shape)}, or -1",
             hint="write class_axis=1 for [batch, classes, ...], or leave it out for [batch, ..., classes]",
         )
+    if output.shape[axis] == 1:
+        raise ShapeError(
+            f"{loss.loss.name} on node {loss.on!r} needs at least two classes, but its output {output} has one",
+            hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each class",
+        )
     return (*output.shape[:axis], *output.shape[axis + 1 :])
 
 
-def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBackend, *, by_column: bool) -> None:
+def check_weighing(
+    loss: AppliedLoss, output: TensorSpec, positions: tuple[int, ...], backend: ComputingBackend, *, by_column: bool
+) -> None:
     """Check that a backend supports the settings of a named loss, and that the counts are known before the computation.
 
     Args:
         loss: The loss.
         output: The output that it uses.
+        positions: Shape of its positions per sample.
         backend: Backend of its node.
         by_column: Whether its targets are a column.
 
     Raises:
         SpecError: one of them is not.
     """
-    if loss.loss.own is not None:
-        return
     settings = loss.loss.kwargs
-    has_positions = takes_classes(loss.loss) and math.prod(positions_of(loss, output)) > 1
+    has_positions = takes_classes(loss.loss) and math.prod(positions) > 1
     if not backend.weighs_losses and (settings or loss.weights or has_positions):
         asked = [*settings, *(name for name in ("sample_weight", "mask") if getattr(loss, name) is not None)]
         raise SpecError(
@@ -1102,18 +1156,6 @@ def weight_spec(
     )
 
 
-def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
-    """Refuse a softmax over a single logit, which is always 1: the loss would be 0 and train nothing."""
-    if not takes_classes(loss.loss) or not output.shape:
-        return
-    positions_of(loss, output)
-    if output.shape[class_axis(loss.loss.kwargs, output)] == 1:
-        raise ShapeError(
-            f"{loss.loss.name} on node {loss.on!r} needs at least two classes, but its output {output} has one",
-            hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each class",
-        )
-
-
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(extent for extent in shape if extent != 1)
 
@@ -1160,6 +1202,7 @@ class ColumnTable:
     def __init__(self, streams: Mapping[str, Sequence[str]]) -> None:
         self._streams = streams
         self._columns: dict[tuple[object, ...], Column] = {}
+        self._names: set[str] = set()
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -1180,24 +1223,28 @@ class ColumnTable:
             stream = ""
         key = (feature_set.label, names, stream, to.framework, to.device, spec)
         if key not in self._columns:
-            base = str(selection._replace(stream=stream or None))
-            taken = {column.name for column in self._columns.values()}
-            others = (f"{base}#{i}" for i in itertools.count(2))
+            base = name = str(selection._replace(stream=stream or None))
+            number = 1
+            while name in self._names:  # of the same columns in another form or place
+                number += 1
+                name = f"{base}#{number}"
+            self._names.add(name)
+            stored = joined_spec(feature_set, names)
             self._columns[key] = Column(
-                name=next(name for name in itertools.chain([base], others) if name not in taken),
+                name=name,
                 feature_set=feature_set.label,
                 columns=names,
                 framework=to.framework,
                 device=to.device,
                 spec=spec,
-                stored=joined_spec(feature_set, names),
+                stored=stored,
                 backend=to.backend,
                 native_device=to.native_device,
                 pinned=to.pinned,
                 role=role,
                 stream=stream,
                 joined=joined_changes(feature_set, names),
-                ragged=feature_set.is_ragged(names[0]) and spec.shape[:1] == joined_spec(feature_set, names).shape[:1],
+                ragged=feature_set.is_ragged(names[0]) and spec.shape[:1] == stored.shape[:1],
             )
         return self._columns[key]
 
@@ -1232,8 +1279,11 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
     Raises:
         ColumnError: no targets, or several data sets with targets.
     """
-    references = (ref for ref in topology.references(loss.on, nodes) if ref.targets)
-    selections = {ColumnSelection(ref.feature_set, ref.targets, ref.stream) for ref in references}
+    selections = {
+        ColumnSelection(reference.feature_set, reference.targets, reference.stream)
+        for reference in topology.references(loss.on, nodes)
+        if reference.targets
+    }
     if len(selections) == 1:
         return selections.pop()
     if not selections:

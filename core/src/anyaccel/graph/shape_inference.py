@@ -84,19 +84,25 @@ class Shapes:
 
     def batch_values(self, label: str) -> dict[str, OutputSpec]:
         """Return the values that a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
-        whole = (output for output in self.returned.get(label, ()) if output.batch_axis is None)
-        return {f"{label}.{path_name(output.path)}": output for output in whole}
+        return {
+            f"{label}.{path_name(output.path)}": output
+            for output in self.returned.get(label, ())
+            if output.batch_axis is None
+        }
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
         """Return the specs of a node's inputs as it receives them: floating columns in its own dtype, outputs
         unchanged.
         """
-        specs = [self.specs[name] for name in self.inputs[label]]
-        for i, name in enumerate(self.inputs[label]):
+        specs = []
+        for name in self.inputs[label]:
+            spec = self.specs[name]
             if not self.is_computed(name):
-                specs[i] = cast(specs[i], self.dtypes[label])
-                specs[i] = lifted(specs[i]) if label in self.lifted else specs[i]
-        return with_examples(self.inputs[label], specs, self.examples.get(label, {}))
+                spec = cast(spec, self.dtypes[label])
+                spec = lifted(spec) if label in self.lifted else spec
+            specs.append(spec)
+        examples = self.examples.get(label)
+        return with_examples(self.inputs[label], specs, examples) if examples else tuple(specs)
 
     def is_computed(self, name: str) -> bool:
         """Return whether a value is an output of a node, not a column; no feature set is named like a node."""
@@ -134,7 +140,8 @@ def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
     """
     order = topology.topological(nodes)
     frameworks = _frameworks(nodes, order, registry)
-    share_while_building(frameworks.values(), registry)
+    if len(set(frameworks.values())) > 1:
+        share_while_building(frameworks.values(), registry)
     backends = {label: registry.computing(framework) for label, framework in frameworks.items()}
     # Replace models by what their backend wraps them in; nodes that share a model share the wrapper.
     wrapped: dict[int, Any] = {}
@@ -311,28 +318,53 @@ class _Inference:
         otherwise.
         """
         shapes, label = self._shapes, node.label
-        scalars = [
-            shapes.specs[name]
-            for name in shapes.inputs[label]
-            if not shapes.is_computed(name) and not shapes.specs[name].shape
-        ]
         try:
-            return self._given(node)
+            return self._called(node)
         except ShapeError as refused:
+            scalars = [
+                shapes.specs[name]
+                for name in shapes.inputs[label]
+                if not shapes.is_computed(name) and not shapes.specs[name].shape
+            ]
             if not scalars or not isinstance(node, ModelNode) or not node.kind.tries_other_inputs:
                 raise
             shapes.lifted.add(label)
             try:
-                return self._given(node)
+                return self._called(node)
             except ShapeError as again:  # it says more where it is the dtype that does not fit
                 shapes.lifted.discard(label)
                 raise refused if all(is_floating(spec.dtype) for spec in scalars) else again from None
 
-    def _given(self, node: Node) -> Sequence[OutputSpec]:
-        specs = self._shapes.wanted(node.label)
+    def _called(self, node: Node) -> Sequence[OutputSpec]:
+        """Return the outputs of a node for its inputs as they are.
+
+        Raises:
+            AnyaccelError: the model does not accept them.
+        """
+        specs, backend = self._shapes.wanted(node.label), self._shapes.backends[node.label]
         if isinstance(node, ConcatNode):
             return [OutputSpec((), concatenated(node, specs))]
-        return _outputs(node, specs, self._shapes.backends[node.label], self._seed, self._cast_hint(node.label))
+        try:
+            with _named_framework(node):
+                key = rng.key(self._seed, "weights", node.label)
+                return backend.infer_outputs(node.model, specs, node.arguments, key)
+        except EstimatorError as error:
+            raise EstimatorError(
+                f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
+            ) from error.__cause__
+        except (GraphError, MoveError) as error:
+            if isinstance(error, GraphError) and not isinstance(error, ShapeError):  # the model's own code failed
+                problem = f"node {node.label!r}: {error.problem}"
+                raise GraphError(problem, available=error.available, hint=error.hint) from error.__cause__
+            feeds = ", ".join(up if isinstance(up, str) else features_of(up).shown for up in node.upstreams)
+            problem = f"node {node.label!r} does not accept {', '.join(map(str, specs))} from {feeds}: {error.problem}"
+            hint = self._cast_hint(node.label) or error.hint
+            raise type(error)(problem, available=error.available, hint=hint) from error.__cause__
+        except AnyaccelError:
+            raise
+        except Exception as error:  # ENVIRONMENT_ERRORS
+            error.add_note(f"raised while building node {node.label!r} and trying it with two small batches")
+            raise
 
     def _cast_hint(self, label: str) -> str:
         """Return what to do if a node may refuse the dtype of an estimator's floating output."""
@@ -344,39 +376,6 @@ class _Inference:
                 if hint:
                     return hint
         return ""
-
-
-def _outputs(
-    node: ModelNode, specs: Sequence[TensorSpec], backend: Compute, seed: int, cast_hint: str
-) -> Sequence[OutputSpec]:
-    try:
-        with _named_framework(node):
-            key = rng.key(seed, "weights", node.label)
-            return backend.infer_outputs(node.model, specs, node.arguments, key)
-    except EstimatorError as error:
-        raise EstimatorError(
-            f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
-        ) from error.__cause__
-    except GraphError as error:
-        if not isinstance(error, ShapeError):  # the model's own code failed
-            problem = f"node {node.label!r}: {error.problem}"
-            raise GraphError(problem, available=error.available, hint=error.hint) from error.__cause__
-        raise _not_accepted(node, specs, error, cast_hint) from error.__cause__  # the message has the error itself
-    except MoveError as error:
-        raise _not_accepted(node, specs, error, cast_hint) from error.__cause__
-    except AnyaccelError:
-        raise
-    except Exception as error:  # ENVIRONMENT_ERRORS
-        error.add_note(f"raised while building node {node.label!r} and trying it with two small batches")
-        raise
-
-
-def _not_accepted(
-    node: ModelNode, specs: Sequence[TensorSpec], error: ShapeError | MoveError, cast_hint: str
-) -> ShapeError | MoveError:
-    feeds = ", ".join(up if isinstance(up, str) else features_of(up).shown for up in node.upstreams)
-    problem = f"node {node.label!r} does not accept {', '.join(map(str, specs))} from {feeds}: {error.problem}"
-    return type(error)(problem, available=error.available, hint=cast_hint or error.hint)
 
 
 # -- concatenation: what a ConcatNode gives for inputs of known specs --------------------------------------------------
@@ -416,11 +415,12 @@ def check_data_formats(
     Raises:
         ShapeError: one is channels_first and the other channels_last, which shapes alone might not show.
     """
-    formats = {
-        label: backends[label].data_format(node.model) for label, node in nodes.items() if isinstance(node, ModelNode)
-    }
-    for label in formats:
-        for upstream in nodes[label].upstreams:
+    models = {label: node for label, node in nodes.items() if isinstance(node, ModelNode)}
+    if len(models) < 2:
+        return
+    formats = {label: backends[label].data_format(node.model) for label, node in models.items()}
+    for label, node in models.items():
+        for upstream in node.upstreams:
             source = upstream.partition(".")[0] if isinstance(upstream, str) else ""
             produced, wanted = formats.get(source, ("", ""))[1], formats[label][0]
             if produced and wanted and produced != wanted:
@@ -498,21 +498,21 @@ def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list
     return [output for output in outputs[count:] if output is not None] if is_named else []
 
 
-def check_training_outputs(label: str, evaluated: Outputs, extra: int, training: Outputs) -> None:
-    """Check that a model returns the expected outputs in training.
+def check_training_outputs(
+    label: str, evaluated: Outputs, extra: int, training: Outputs
+) -> Sequence[OutputSpec | None]:
+    """Check that a model returns the expected outputs in training, and return them as `matched` does.
 
     Args:
         label: Label of its node, which is trained.
         evaluated: Its outputs in evaluation.
         extra: Number of its named outputs that exist in training only.
-        training: Its outputs in training; empty if unknown.
+        training: Its outputs in training.
 
     Raises:
         PhaseError: it returns something else.
     """
     usual, trained, outputs = with_batch(evaluated), with_batch(training), matched(evaluated, training)
-    if not training:
-        return
     if outputs is not None and len(outputs) == len(usual) + extra:
         # a loss that the model computes only in training would be left out of the gradients
         paths = {output.path for output in evaluated}
@@ -524,7 +524,7 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
                     available="a loss that the model returns in both modes: AppliedLoss.from_output(...)",
                     hint="return it in evaluation too, or leave it out in training",
                 )
-        return
+        return outputs
     problem = f"node {label!r}: its model returns {_shown(trained)} in training, but {_shown(usual)} in evaluation"
     if outputs is not None and len(outputs) > len(usual):
         names = [path_name((output or usual[i]).path) for i, output in enumerate(outputs)]
@@ -564,13 +564,6 @@ def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputS
                 available=", ".join(name for name, spec in zip(names, training, strict=False) if spec is not None),
                 hint=f"do not use it in losses or other nodes, freeze {label!r}, or return it in training too",
             )
-
-
-def training_results(evaluated: Outputs, training: Outputs, count: int) -> list[OutputSpec | None]:
-    """Return the first `count` outputs in training, those of evaluation first; as in evaluation where nothing is
-    known.
-    """
-    return (matched(evaluated, training) or [*with_batch(evaluated)])[:count]
 
 
 def _shown(outputs: Outputs) -> str:
@@ -694,7 +687,7 @@ def input_names(
     names: list[str] = []
     for upstream in node.upstreams:
         if isinstance(upstream, Reference):
-            if not node.kind.joins_integers:
+            if len(upstream.features) > 1 and not node.kind.joins_integers:
                 inner = {name: upstream.feature_set.spec(name) for name in upstream.features}
                 vectors = [name for name, spec in inner.items() if spec.shape and "int" in spec.dtype]
                 if len(vectors) > 1:
@@ -842,7 +835,7 @@ def share_while_building(frameworks: Iterable[str], registry: Registry) -> None:
     """
     names = set(frameworks)
     users: dict[Device, list[Backend]] = {}
-    for backend in registry.backends if len(names) > 1 else ():
+    for backend in registry.backends:
         if backend.framework in names and backend.capability(Memory) is not None:
             for device in (device for device in registry.ask(backend, "devices") if device.kind != "cpu"):
                 users.setdefault(device, []).append(backend)

@@ -53,7 +53,7 @@ class OptimizerStates(MutableMapping[str, NodeState]):
 
     def __init__(self) -> None:
         self.nodes: Mapping[str, Node] = {}
-        self._states: dict[str, tuple[NodeState, Any]] = {}
+        self._states: list[tuple[Any, NodeState]] = []  # each after the model that it belongs to
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -61,56 +61,37 @@ class OptimizerStates(MutableMapping[str, NodeState]):
     def _model(self, label: str) -> Any:
         return getattr(self.nodes.get(label), "model", None)
 
-    def sharing(self, label: str) -> list[str]:
-        """Return labels of the nodes with the same model, the node itself included, in the graph's order."""
-        model = self._model(label)
-        if model is None:
-            return []
-        return [other for other in self.nodes if self._model(other) is model]
-
-    def _drop_replaced(self) -> None:
-        """Drop the states of models that no node has any more; one that another node has goes there."""
-        for home, (state, model) in list(self._states.items()):
-            if model is not self._model(home):
-                del self._states[home]
-                heir = next((label for label in self.nodes if model is not None and self._model(label) is model), None)
-                if heir is not None:
-                    self._states[heir] = state, model
-
-    def _home(self, label: str) -> str:
-        """Return the label under which the state of a node is kept."""
-        self._drop_replaced()
-        return next(iter(self.sharing(label)), label)
-
     def __getitem__(self, label: str) -> NodeState:
-        return self._states[self._home(label)][0]
+        own_model = self._model(label)
+        for model, state in self._states:
+            if model is own_model:
+                return state
+        raise KeyError(label)
 
     def __setitem__(self, label: str, state: NodeState) -> None:
-        self._states[self._home(label)] = state, self._model(label)
+        own_model = self._model(label)
+        if own_model is None:
+            raise KeyError(label)
+        self.drop(own_model)
+        self._states.append((own_model, state))
 
     def __delitem__(self, label: str) -> None:
-        del self._states[self._home(label)]
+        self[label]  # raises KeyError if there is none
+        self.drop(self._model(label))
 
     def __iter__(self) -> Iterator[str]:
-        self._drop_replaced()
-        return iter(self._states)
+        first_label: dict[int, str] = {}
+        for label in self.nodes:
+            first_label.setdefault(id(self._model(label)), label)
+        return iter([first_label[id(model)] for model, _ in self._states if id(model) in first_label])
 
     def __len__(self) -> int:
-        self._drop_replaced()
-        return len(self._states)
+        return len(list(iter(self)))
 
-    def replace(self, states: Mapping[str, NodeState]) -> None:
-        """Keep these states and no other."""
-        self.clear()
-        self.update(states)
-
-    def without(self, label: str) -> dict[str, NodeState]:
-        """Return the states without a node; nodes that share its model keep theirs."""
-        heirs = [other for other in self.sharing(label) if other != label]
-        states = {home: self._states[home][0] for home in self}
-        return {
-            (heirs[0] if home == label else home): state for home, state in states.items() if home != label or heirs
-        }
+    def drop(self, model: Any = None) -> None:
+        """Drop the states of models that no node has any more, and that of a model."""
+        living = {id(self._model(label)) for label in self.nodes}
+        self._states = [(other, state) for other, state in self._states if other is not model and id(other) in living]
 
 
 def entries(

@@ -178,9 +178,13 @@ def outputs(nodes: Mapping[str, Node]) -> list[str]:
 
 def references(label: str, nodes: Mapping[str, Node]) -> list[Reference]:
     """Return the references to data that a node depends on, directly or indirectly, each once."""
+    feeding: dict[Reference, None] = {}
     needed = ancestors([label], nodes)
-    feeding = (upstream for other, node in nodes.items() if other in needed for upstream in node.upstreams)
-    return list(dict.fromkeys(upstream for upstream in feeding if isinstance(upstream, Reference)))
+    for other, node in nodes.items():
+        for upstream in node.upstreams if other in needed else ():
+            if isinstance(upstream, Reference):
+                feeding[upstream] = None
+    return list(feeding)
 
 
 def label_of(node: Any, nodes: Mapping[str, Node], graph: str) -> str:

@@ -15,6 +15,7 @@ from anyaccel.data.arrow_columns import (
     check_numbers,
     contiguous,
     empty_axis,
+    fixed_size_lists,
     missing_values,
     not_numbers,
     ragged,
@@ -23,7 +24,6 @@ from anyaccel.data.arrow_columns import (
 )
 from anyaccel.data.casting import widened
 from anyaccel.data.ragged_columns import list_column
-from anyaccel.data.readers.list_columns import fixed_size_lists
 from anyaccel.data.readers.plain_layout import plain_column
 from anyaccel.errors import ColumnError
 

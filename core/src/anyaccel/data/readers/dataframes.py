@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.padding import checked_pads
-from anyaccel.data.ragged_columns import padded_table
+from anyaccel.data.ragged_columns import checked_pads, padded_table, with_shapes
 from anyaccel.data.readers.array_conversion import number_column, padded_column, tag_column
 from anyaccel.data.readers.hf_datasets import are_splits, arrow_table, has_table
-from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.readers.plain_layout import plain_table
 from anyaccel.data.roles import (
     RoleNames,
@@ -30,23 +27,6 @@ from anyaccel.errors import ColumnError, DataError
 
 _ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
 _CONVERTERS = ("collect", "to_arrow_table", "to_frame")  # of lazy frames, connections and series
-
-
-def check_table(label: str, table: Any) -> None:
-    """Check that `table`, given to `FeatureSet` itself, is an Arrow table."""
-    if isinstance(table, pa.Table):
-        return
-    if isinstance(table, Mapping):
-        call = "from_dict(label, arrays, features=[...])"
-    elif isinstance(table, (str, os.PathLike)):
-        call = "from_parquet(label, path, features=[...])"
-    else:
-        call = "from_pandas(label, df, features=[...])"
-    raise DataError(
-        f"FeatureSet({label!r}, ...) needs an Arrow table, got a {type(table).__name__}",
-        cause="the from_ constructors create a table with the roles of its columns",
-        hint=f"write FeatureSet.{call}",
-    )
 
 
 def table_from_dict(label: str, data: Mapping[str, Any], names: RoleNames, pad: Any = None) -> Any:

@@ -13,10 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.arguments import is_integer
-from anyaccel.data.padding import checked_pads
-from anyaccel.data.ragged_columns import padded_table
+from anyaccel.data.ragged_columns import checked_pads, padded_table, with_shapes
 from anyaccel.data.readers.file_discovery import DataFile, Paths, discover_files
-from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.roles import RoleNames, chosen_roles, listed, stamp
 from anyaccel.errors import ColumnError, DataError
 

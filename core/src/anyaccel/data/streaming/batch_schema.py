@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.padding import Pad
+from anyaccel.data.ragged_columns import Pad
 from anyaccel.data.roles import listed
 from anyaccel.data.streaming.padded_batches import PaddedBatches
 from anyaccel.data.streaming.source_errors import error_context

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from anyaccel.data.feature_set import FeatureSet
-from anyaccel.data.padding import Pad, padding_of
+from anyaccel.data.ragged_columns import Pad, padding_of
 from anyaccel.data.readers.hf_datasets import computes_rows, has_table
 from anyaccel.data.rows import Rows
 from anyaccel.data.streaming.base import Source

@@ -17,7 +17,7 @@ import numpy as np
 from anyaccel import interrupts
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data.padding import Pad
+from anyaccel.data.ragged_columns import Pad
 from anyaccel.data.roles import Names
 from anyaccel.data.samplers import integer
 from anyaccel.data.streaming.base import BatchSource, Columns

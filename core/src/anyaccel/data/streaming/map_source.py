@@ -12,7 +12,7 @@ import numpy as np
 
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data.padding import Pad, mask_dtype
+from anyaccel.data.ragged_columns import Pad, mask_dtype
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.casting import first_unrepresentable
-from anyaccel.data.padding import Pad, Padding, checked_pads
+from anyaccel.data.ragged_columns import Pad, Padding, checked_pads
 from anyaccel.data.streaming.to_numpy import all_as_numpy, as_numpy, number_array
 from anyaccel.errors import ColumnError, SourceError
 

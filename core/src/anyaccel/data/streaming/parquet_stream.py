@@ -17,8 +17,8 @@ from anyaccel import rng
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data.arrow_columns import check_numbers, column_spec, contiguous, to_numpy
+from anyaccel.data.ragged_columns import with_shapes
 from anyaccel.data.readers.file_discovery import DataFile, Paths
-from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.readers.parquet import ParquetFiles, choose_files, parquet_errors
 from anyaccel.data.roles import ROLES, NamesOrRest, RoleNames, of_role
 from anyaccel.data.samplers import SimpleSampler, integer

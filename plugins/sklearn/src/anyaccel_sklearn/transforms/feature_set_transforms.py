@@ -10,7 +10,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import KINDS, is_numeric
 from anyaccel.data.feature_set import ALL, FeatureSet, FeatureSetView
-from anyaccel.data.padding import padding_of
+from anyaccel.data.ragged_columns import padding_of
 from anyaccel.data.roles import ROLES, Names, listed
 from anyaccel.data.rows import Rows
 from anyaccel.data.transforms import Transforms, transform_columns
