@@ -33,20 +33,26 @@ def check(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: s
             return value
     except (TypeError, ValueError, OverflowError):
         pass
-    raise error(f"{where}{name}={shown(value)} is not {wanted}", hint=f"write {name}={example}")
+    raise _refused(error, where, name, value, wanted, example)
+
+
+def _refused(error: Error, where: str, name: str, value: Any, wanted: str, example: object) -> AnyaccelError:
+    return error(f"{where}{name}={shown(value)} is not {wanted}", hint=f"write {name}={example}")
 
 
 def is_integer(value: Any) -> bool:
     """Whether a value is an integer of Python, NumPy or another library, and no bool."""
     try:
         return not isinstance(value, bool) and operator.index(value) is not None
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
 def flag(error: Error, where: str, name: str, value: Any) -> bool:
     """Return True or False; refuse anything else, because text such as `"false"` would be true."""
-    return bool(check(error, where, name, value, lambda it: isinstance(it, bool), "True or False", True))
+    if isinstance(value, bool):
+        return value
+    raise _refused(error, where, name, value, "True or False", True)
 
 
 def text(error: Error, where: str, name: str, value: Any, wanted: str = "text", example: str = "'NAME'") -> str:
@@ -56,9 +62,10 @@ def text(error: Error, where: str, name: str, value: Any, wanted: str = "text", 
 
 def integer(error: Error, where: str, name: str, value: Any, least: int, example: int | None = None) -> int:
     """Return a Python int from any integer, from `least` to the largest of 64 bits."""
-    wanted, example = f"an int of at least {least}", max(least, 1) if example is None else example
-    fits = lambda it: is_integer(it) and least <= operator.index(it) < 2**63  # noqa: E731
-    return operator.index(check(error, where, name, value, fits, wanted, example))
+    if is_integer(value) and least <= operator.index(value) < 2**63:
+        return operator.index(value)
+    example = max(least, 1) if example is None else example
+    raise _refused(error, where, name, value, f"an int of at least {least}", example)
 
 
 def number(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: str, example: object) -> Any:

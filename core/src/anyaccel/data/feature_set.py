@@ -444,7 +444,13 @@ class Reference:
         )
         object.__setattr__(self, "targets", columns_of_role(feature_set, "target", feature_set.targets, target))
         object.__setattr__(self, "tags", columns_of_role(feature_set, "tag", feature_set.tags, tags))
-        object.__setattr__(self, "stream", checked_stream(feature_set.label, stream))
+        if stream is not None and (not isinstance(stream, str) or not stream or "@" in stream):
+            raise SamplerError(
+                f"a reference to {feature_set.label!r} reads the stream {stream!r}, which is not a valid name",
+                available="streams of samplers, such as anchor, pair, positive and negative",
+                hint="leave it out to read the first stream",
+            )
+        object.__setattr__(self, "stream", stream)
 
     def __repr__(self) -> str:
         roles = {"features": self.features, "targets": self.targets, "tags": self.tags}
@@ -1127,17 +1133,6 @@ def columns_of_role(
         if name in names[:position]:
             raise ColumnError(f"{role} {name!r} of {rows.label!r} is named twice", hint="name it once")
     return names
-
-
-def checked_stream(label: str, stream: Any) -> str | None:
-    """Return the name of a stream: None, or text without an `@`."""
-    if stream is not None and (not isinstance(stream, str) or not stream or "@" in stream):
-        raise SamplerError(
-            f"a reference to {label!r} reads the stream {stream!r}, which is not a valid name",
-            available="streams of samplers, such as anchor, pair, positive and negative",
-            hint="leave it out to read the first stream",
-        )
-    return stream
 
 
 def check_config(config: Any, labels: Iterable[str]) -> None:

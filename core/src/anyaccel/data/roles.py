@@ -222,9 +222,10 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
 
 def selected(label: str, roles: Mapping[str, str], features: Names, targets: Names, tags: Names) -> list[str]:
     """Return names of the columns that a selection keeps; None keeps all of the role, in their order."""
-    names_by_role = dict(zip(ROLES, (features, targets, tags), strict=True))
-    for role, names in names_by_role.items():
-        for name in names_of(names):
+    kept: list[tuple[str, ...]] = []
+    for role, names in zip(ROLES, (features, targets, tags), strict=True):
+        kept.append(of_role(roles, role) if names is None else names_of(names))
+        for name in kept[-1]:
             if name not in roles:
                 raise no_column(label, name, roles)
             if roles[name] != role:
@@ -233,7 +234,6 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
                     available=f"{role}s: {listed(of_role(roles, role))}",
                     hint=f"name it among the {roles[name]}s",
                 )
-    kept = [of_role(roles, role) if names is None else names_of(names) for role, names in names_by_role.items()]
     return list(assign_roles(label, list(roles), RoleNames(*kept)))
 
 

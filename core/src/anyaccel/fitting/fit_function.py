@@ -702,22 +702,22 @@ def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[Applied
     Raises:
         PhaseError: The model has another number of outputs.
     """
+    outputs = graph.shapes.outputs[NODE]
+    if len(losses) != 1 or not takes_classes(losses[0].loss) or len(outputs) != 1:
+        return
+    output = graph.shapes.specs[outputs[0]]
+    if not output.shape:
+        return
+    n_outputs = (0, *output.shape)[losses[0].loss.kwargs.get("class_axis", -1)]
     labels = {name: fitted.class_labels for fitted in data.transforms for name in fitted.results}
-    is_number = {name: all(isinstance(label, int) for label in labels[name] or ()) for name in labels}
     for name in data.targets:
-        values = data.array(name)
-        classes = labels.get(name)
-        n_classes = len(classes or ())
+        classes, values = labels.get(name), data.array(name)
+        n_classes, is_number = len(classes or ()), all(isinstance(label, int) for label in classes or ())
         if classes is None and values.ndim == 1 and values.dtype.kind in "iu":
-            classes, is_number[name] = np.unique(values).tolist(), True
-            n_classes = int(values.max()) + 1
-        if not classes or len(losses) != 1 or len(graph.shapes.outputs[NODE]) != 1:
+            classes, n_classes = np.unique(values).tolist(), int(values.max()) + 1
+        if not classes:
             continue
-        loss, output = losses[0].loss, graph.shapes.specs[graph.shapes.outputs[NODE][0]]
-        if loss.own is not None or not takes_classes(loss) or not output.shape:
-            continue
-        n_outputs = (0, *output.shape)[loss.kwargs.get("class_axis", -1)]
-        if is_number[name] and n_outputs > n_classes:
+        if is_number and n_outputs > n_classes:
             warnings.warn(
                 f"the target {name!r} has the classes {listed(map(repr, classes))}, but the model has {n_outputs} "
                 "outputs: it can also predict classes that no row has. If these are all classes, change the last "
@@ -725,7 +725,7 @@ def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[Applied
                 TableWarning,
                 stacklevel=user_level(),
             )
-        elif not is_number[name] and n_outputs not in (1, len(classes)):
+        elif not is_number and n_outputs not in (1, len(classes)):
             raise PhaseError(
                 f"the target {name!r} has {len(classes)} classes, {listed(map(repr, classes))}, but the model "
                 f"has {n_outputs} outputs",

@@ -21,7 +21,7 @@ from anyaccel.graph.node_places import summary
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.plan import Plan, drawn_page
 from anyaccel.graph.serialization import versions_of
-from anyaccel.graph.shape_inference import Shapes, infer, unfitted
+from anyaccel.graph.shape_inference import Shapes, infer
 from anyaccel.graph.state_loading import mapped
 from anyaccel.graph.weight_loading import Change, LoadedWeights, Names
 from anyaccel.registry import registry
@@ -108,7 +108,7 @@ class ModelGraph(AttributeHints):
         self.progress: dict[str, int] = {}
         self.live_values = LiveValues()  # a phase puts its own here while it runs
         self._shapes: Shapes | None = None
-        self._built_with: dict[ModelNode, Any] = {}
+        self._built_with: dict[str, Any] = {}
         self._nodes: dict[str, Node] = {}
         self._become(nodes)
 
@@ -195,20 +195,26 @@ class ModelGraph(AttributeHints):
             TensorSpec(shape=(2,), dtype='float32')
         """
         arguments.flag(GraphError, "build: ", "force", force)
-        is_known = self._shapes is not None and unfitted(self._nodes) == self._shapes.unfitted
-        if force or not is_known or any(self._built_with.get(node) is not node.model for node in self._model_nodes()):
+        if force or not self._is_current():
             self._shapes = infer(self._nodes, registry(), self.seed)
-            self._built_with = {node: node.model for node in self._model_nodes()}
+            self._built_with = {label: getattr(node, "model", None) for label, node in self._nodes.items()}
         return self
 
-    def _model_nodes(self) -> list[ModelNode]:
-        return [node for node in self._nodes.values() if isinstance(node, ModelNode)]
+    def _is_current(self) -> bool:
+        """Return whether the shapes are known, and are those of the current models as they are fitted."""
+        if self._shapes is None:
+            return False
+        for label, node in self._nodes.items():
+            is_unfitted = label in self._shapes.unfitted
+            if self._built_with[label] is not getattr(node, "model", None) or node.kind.has_outputs is is_unfitted:
+                return False
+        return True
 
     def exchange_model(self, before: Any, after: Any) -> None:
         """Replace the model `before` in every node that has it by `after`, the same model in another place."""
-        for node in self._model_nodes():
-            if node.model is before:
-                node.model = self._built_with[node] = after
+        for label, node in self._nodes.items():
+            if isinstance(node, ModelNode) and node.model is before:
+                node.model = self._built_with[label] = after
 
     def add_node(self, node: Node) -> ModelGraph:
         """Add a node."""
@@ -228,7 +234,8 @@ class ModelGraph(AttributeHints):
         model = getattr(self._nodes[label], "model", None)
         with topology.upstreams_kept(self._nodes):
             self._become(topology.replaced(label, node, self._nodes))
-        is_shared = any(other is not node and other.model is model for other in self._model_nodes())
+        others = [other for other in self._nodes.values() if other is not node]
+        is_shared = any(getattr(other, "model", None) is model for other in others)
         self.optimizer_states.drop(None if is_shared else model)
         return self
 

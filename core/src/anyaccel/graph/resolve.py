@@ -35,7 +35,6 @@ from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
 from anyaccel.graph.shape_inference import (
     Shapes,
     cast,
-    check_in_training,
     check_not_taken,
     check_training_outputs,
     infer_training,
@@ -253,7 +252,15 @@ class _Resolver:
                     available="modes='train'",
                     hint=f"leave modes out, or freeze the node: graph.freeze({label!r})",
                 )
-        check_in_training(self._training_only, in_training)
+        for loss, names in self._training_only.items():
+            for name in names:
+                node = name.partition(".")[0]
+                if node not in in_training:
+                    raise PhaseError(
+                        f"the loss {loss!r} takes {name!r}, an output that exists only in training, but "
+                        f"node {node!r} is frozen",
+                        hint=f"unfreeze the node, graph.unfreeze({node!r}), or leave the loss out",
+                    )
         self._check_training_outputs(in_training)
         return in_training
 

@@ -124,11 +124,6 @@ def is_floating(dtype: str) -> bool:
     return "float" in dtype
 
 
-def unfitted(nodes: Mapping[str, Node]) -> tuple[str, ...]:
-    """Return labels of the estimators that are not fitted."""
-    return tuple(label for label, node in nodes.items() if not node.kind.has_outputs)
-
-
 def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
     """Infer the spec of every value, and build unbuilt models with weights from `seed`.
 
@@ -252,7 +247,8 @@ class _Inference:
         seed: int,
     ) -> None:
         self._nodes, self._seed = nodes, seed
-        self._shapes = Shapes(order=tuple(order), frameworks=frameworks, backends=backends, unfitted=unfitted(nodes))
+        unfitted = tuple(label for label, node in nodes.items() if not node.kind.has_outputs)
+        self._shapes = Shapes(order=tuple(order), frameworks=frameworks, backends=backends, unfitted=unfitted)
 
     def run(self) -> Shapes:
         shapes = self._shapes
@@ -290,7 +286,8 @@ class _Inference:
                 shapes.aliases[f"{label}.{path_name(outputs[0].path)}"] = label
             if isinstance(node, ModelNode) and shapes.dtypes[label] is None:
                 shapes.dtypes[label] = backend.dtype_of(node.model)
-        check_data_formats(self._nodes, shapes.backends, shapes.specs)
+        if len(self._nodes) > 1:
+            check_data_formats(self._nodes, shapes.backends, shapes.specs)
         return shapes
 
     def _dtype(self, label: str) -> str | None:
@@ -416,8 +413,6 @@ def check_data_formats(
         ShapeError: one is channels_first and the other channels_last, which shapes alone might not show.
     """
     models = {label: node for label, node in nodes.items() if isinstance(node, ModelNode)}
-    if len(models) < 2:
-        return
     formats = {label: backends[label].data_format(node.model) for label, node in models.items()}
     for label, node in models.items():
         for upstream in node.upstreams:
@@ -594,23 +589,6 @@ def training_only_inputs(losses: Iterable[AppliedLoss], names: Collection[str]) 
 
 def _output_names(loss: AppliedLoss) -> list[str]:
     return [f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text for text in loss.inputs]
-
-
-def check_in_training(taken: Mapping[str, Sequence[str]], in_training: Collection[str]) -> None:
-    """Check that the nodes whose training-only outputs are taken, by label of a loss, run in training mode.
-
-    Raises:
-        PhaseError: one does not.
-    """
-    for label, names in taken.items():
-        for name in names:
-            node = name.partition(".")[0]
-            if node not in in_training:
-                raise PhaseError(
-                    f"the loss {label!r} takes {name!r}, an output that exists only in training, but "
-                    f"node {node!r} is frozen",
-                    hint=f"unfreeze the node, graph.unfreeze({node!r}), or leave the loss out",
-                )
 
 
 # -- samples of a node's columns, for shape inference of models that do not accept zeros -------------------------------

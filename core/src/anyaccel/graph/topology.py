@@ -172,7 +172,7 @@ def consumers(label: str, nodes: Mapping[str, Node]) -> list[str]:
 
 def outputs(nodes: Mapping[str, Node]) -> list[str]:
     """Return labels of the nodes that feed no other."""
-    feeding = {label for node in nodes.values() for label in parents(node, nodes)}
+    feeding = set(upstream_nodes(nodes, nodes))
     return [label for label in nodes if label not in feeding]
 
 
