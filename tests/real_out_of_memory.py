@@ -1,4 +1,4 @@
-"""Phases in a process that really runs out of memory: `real_out_of_memory.py FRAMEWORK WIDTH SCENARIO=MIB...`.
+"""Phases in a process that really runs out of memory: `real_out_of_memory.py FRAMEWORK WIDTH SCENARIO=MIB`.
 
 Each phase is run twice over equal graphs: with all the memory there is, and with `MIB` MiB more address space than the
 process has when the second epoch (or the evaluation) begins. `WIDTH` is that of the model. Prints a JSON object.
@@ -142,6 +142,5 @@ def evaluation(limit: Limit) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    limits = {scenario: Limit(int(mib)) for scenario, _, mib in (word.partition("=") for word in sys.argv[3:])}
-    chosen = [scenario for scenario in (training, ending, evaluation) if scenario.__name__ in limits]
-    print(json.dumps({scenario.__name__: scenario(limits[scenario.__name__]) for scenario in chosen}))
+    scenario, _, mib = sys.argv[3].partition("=")
+    print(json.dumps({"training": training, "ending": ending, "evaluation": evaluation}[scenario](Limit(int(mib)))))

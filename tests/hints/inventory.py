@@ -62,11 +62,13 @@ def hints_of(source: str, file: str) -> Iterator[Hint]:
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
+    kinds = (ast.Call, ast.Assign, ast.AnnAssign, ast.FunctionDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
     named: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         for value in _values(node, named):
             named |= _names(value)
-    for node in ast.walk(tree):
+    for node in nodes:
         for value in _values(node, named):
             for text in _texts(value, constants):
                 yield Hint(text, file, value.lineno)
@@ -139,6 +141,9 @@ def _texts(node: ast.expr, constants: Mapping[str, ast.expr]) -> list[str]:
 
 def followed_in(source: str, file: str) -> Iterator[Followed]:
     """Every `with hint(TEXT):` in the source of a test module."""
+    if "with hint(" not in source:
+        return
+    lines = source.splitlines()
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -149,7 +154,6 @@ def followed_in(source: str, file: str) -> Iterator[Followed]:
             for call in [item.context_expr for item in inner.items]
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "hint"
         ]
-        lines = source.splitlines()
         for block, call in blocks:
             after = "\n".join(lines[block.end_lineno or 0 : function.end_lineno])
             for argument in call.args:
