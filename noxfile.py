@@ -135,7 +135,7 @@ LONG = [name for name in ("backend(torch)", "backend(jax)", "backend(tensorflow)
 CHECKS = ["lint", "docs", *LONG, "features", f"unit-{FOUND[-1]}", "mixed", "wheel", "types", "thirdparty"]
 CHECKS += [*OLDEST, *(name for name in BACKENDS if name not in LONG)]
 nox.options.sessions = ["check"]
-OF_LONG = 8
+OF_LONG = 16
 """Into how many parts the long tests are divided, of which each check runs one."""
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 

@@ -18,8 +18,8 @@ from pathlib import Path
 LINE = re.compile(r"^ *([\d.]+)s (call|setup) +((?:tests|plugins|docs|README|core)[^:]*)(::.*)?$", re.MULTILINE)
 CALL, TOGETHER, SETUP = 1.0, 3.0, 3.0
 HEAD = """\
-# Long tests: `files` whose tests share a long setup, and single `functions`. A plain `nox` runs one part of eight; the
-# commit decides which. `nox -s full` runs all. Written by tests/settings/find_long_tests.py.
+# Long tests: `files` whose tests share a long setup, and single `functions`. A plain `nox` runs one part of sixteen;
+# the commit decides which. `nox -s full` runs all. Written by tests/settings/find_long_tests.py.
 """
 
 

@@ -5,8 +5,8 @@ function; `sampled(n, part)` takes another of the n parts, so that several distr
 Those marked `whole`, or parameters so marked, are left out.
 With ANYACCEL_TEST_SHARED=1, as in the sessions `backend` of nox, each of those marked `shared` is run with one of the
 frameworks.
-ANYACCEL_TEST_PART=1/8 runs the second of eight parts of the long tests (long_tests.toml); in a plain `nox`, the commit
-decides which.
+ANYACCEL_TEST_PART=1/16 runs the second of sixteen parts of the long tests (long_tests.toml); in a plain `nox`, the
+commit decides which.
 ANYACCEL_TEST_SAMPLE=40 takes one in 40 of all tests, and opens one file in eight for it, as reading thousands of tests
 takes longer than running a few; ANYACCEL_TEST_DRAW, any text, gives another part of the same size.
 """
