@@ -553,8 +553,6 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         prepared = rows.weighted(prepared, losses.known, validation)
         model = table_model.made_for(prepared, losses)
         inputs = inputs_of(model, prepared.data, features)
-        if prepared.validation is not None and is_treated(prepared.data):
-            metrics = load(SETTINGS, "fit.preprocess").metrics_in_units(metrics, prepared.data)
         if table_model.embeds and batch_size is None and sampler is None and isinstance(prepared.data, FeatureSet):
             batch_size = batch_size_for(len(prepared.data.split(prepared.train)))
     patience = defaults.get("early_stopping") if prepared.validation is not None else None
@@ -569,13 +567,16 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     _check_has_effect(sampler, validate_every, loss_scale, precision, prepared)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
+    measured = () if step is not None else applied
+    if prepared.validation is not None and is_treated(prepared.data):
+        metrics = load(SETTINGS, "fit.preprocess").metrics_in_units(metrics, prepared.data, measured)
     phase = TrainPhase(
         data=prepared.train,
         losses=rows.applied(applied) if step is None else (),
         batch_size=batch_size,
         sampler=sampler,
         epochs=epochs,
-        validation=_validation(validation, prepared, metrics, () if step is None else applied),
+        validation=_validation(validation, prepared, metrics, measured),
         validate_every=validate_every,
         accumulate=accumulate,
         microbatching=microbatching,

@@ -344,7 +344,7 @@ class FittedModel(AttributeHints):
             raise ArgumentError("evaluate: the metrics are an array", hint="pass x and y as a pair: (x, y)")
         losses = [loss for loss in self.losses if loss.loss.own is None]
         if is_treated(self._data):
-            metrics = load_setting(SETTINGS, "fit.preprocess").metrics_in_units(metrics, self._data)
+            metrics = load_setting(SETTINGS, "fit.preprocess").metrics_in_units(metrics, self._data, losses)
         return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=metrics, losses=losses))
 
     def _run(self, phase: EvalPhase, graph: ModelGraph | None = None) -> EvalResults:

@@ -11,6 +11,7 @@ from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet
 from anyaccel.errors import PhaseError
 from anyaccel.fitting.tables import LossOf, RawTable, treatment_in
+from anyaccel.graph import AppliedLoss
 from anyaccel.metrics import Metric
 from anyaccel.specs import takes_classes
 from anyaccel_sklearn.tables.plan import treatment_of
@@ -82,40 +83,51 @@ class TableFeatures:
         return data
 
     @staticmethod
-    def metrics_in_units(metrics: Any, data: FeatureSet) -> Any:
-        """Return metrics of values in the units of the only target if it is scaled; otherwise unchanged."""
-        is_list = not isinstance(metrics, Mapping)  # which EvalPhase refuses
-        if not is_list or len(data.targets) != 1 or not _is_scaled(data):
+    def metrics_in_units(metrics: Any, data: FeatureSet, losses: Sequence[AppliedLoss]) -> Any:
+        """Return metrics of values in the units of the targets that are scaled; others unchanged.
+
+        Args:
+            metrics: Metrics as an EvalPhase takes them.
+            data: Data with the targets.
+            losses: Losses on the model; a metric without a target compares what the first of them compares.
+        """
+        scaled = _scaled_targets(data)
+        if isinstance(metrics, Mapping) or not scaled:  # EvalPhase refuses a mapping
             return metrics
         several: Sequence[Any] = metrics if isinstance(metrics, (list, tuple)) else [metrics]
-        return [_in_units(item if isinstance(item, Metric) else Metric(item), data) for item in several]
+        usual = next((name for loss in losses for name in loss.inputs[1:]), "targets")
+        return [_in_units(item if isinstance(item, Metric) else Metric(item), data, scaled, usual) for item in several]
 
 
 class MetricInUnits:
-    """A metric of a scaled target, computed in the target's units.
+    """A metric of scaled targets, computed in the units of the targets.
 
     Args:
         metric: Metric to compute.
-        data: Data whose only target is scaled.
+        data: Data with the targets.
+        columns: Targets that it compares.
     """
 
-    def __init__(self, metric: Metric, data: FeatureSet) -> None:
-        self.metric, self._data = metric, data
+    def __init__(self, metric: Metric, data: FeatureSet, columns: Sequence[str]) -> None:
+        self.metric, self._data, self._columns = metric, data, columns
         self.__name__ = metric.label
 
     def __call__(self, outputs: np.ndarray, targets: np.ndarray) -> float:
         """Return the metric of outputs and targets after their scaling is undone."""
-        return self.metric.compute(*(self._data.inverse(values, self._data.targets) for values in (outputs, targets)))
+        return self.metric.compute(*(self._data.inverse(values, self._columns) for values in (outputs, targets)))
 
 
-def _is_scaled(data: FeatureSet) -> bool:
-    """Return whether the target was transformed after features were built from a table, which only `fit` does."""
+def _scaled_targets(data: FeatureSet) -> set[str]:
+    """Return the targets that were transformed after features were built from a table, which only `fit` does."""
     treated = [treatment_in(fitted) is not None for fitted in data.transforms]
     later = data.transforms[treated.index(True) :] if any(treated) else ()
-    return any(fitted.results == data.targets for fitted in later)
+    return {name for fitted in later for name in fitted.results if name in data.targets}
 
 
-def _in_units(metric: Metric, data: FeatureSet) -> Metric:
-    if metric.name in _SCALE_FREE or metric.targets != "targets" or metric.mask is not None:
+def _in_units(metric: Metric, data: FeatureSet, scaled: set[str], usual: str) -> Metric:
+    compared = usual if metric.targets == "targets" else metric.targets
+    columns = data.targets if compared == "targets" else (compared.partition(".")[2],)
+    if metric.name in _SCALE_FREE or not scaled & set(columns):
         return metric
-    return Metric(MetricInUnits(metric, data), on=metric.on, label=metric.label)
+    in_units = MetricInUnits(metric, data, columns)
+    return Metric(in_units, on=metric.on, targets=metric.targets, label=metric.label, mask=metric.mask)
