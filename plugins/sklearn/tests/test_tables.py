@@ -441,6 +441,18 @@ def test_scaled_targets_come_back_in_their_units():
     np.testing.assert_allclose(evaluated.metrics["r2"], fitted.results.figure("val_r2")[-1], rtol=1e-4)
 
 
+def test_metrics_of_several_scaled_targets_are_in_their_units():
+    table = TABLE[["age", "sex"]].assign(price=5000 + 900 * (SEX == "male"), size=FARE)
+    fitted = fit(table, ["price", "size"], loss="mse", validation=0.2, metrics=["mae", "r2"])
+    (data,) = fitted.graph.feature_sets.values()
+    held = table.iloc[data["validation"].rows]
+    errors = np.abs(fitted.predict(held) - held[["price", "size"]].to_numpy())
+    np.testing.assert_allclose(fitted.results.figure("val_mae")[-1], errors.mean(), rtol=1e-5)
+    one = fit(table[["age", "price"]], "price", loss="mse")
+    named = one.evaluate(table, metrics=[aa.Metric("mae", targets="data.price")]).metrics["mae"]
+    np.testing.assert_allclose(named, np.abs(one.predict(table) - table["price"]).mean(), rtol=1e-5)
+
+
 # -- columns of which nothing can be made ------------------------------------------------------------------------------
 
 
@@ -635,6 +647,36 @@ def test_large_numbers_of_a_transformer_are_warned_of():
     with pytest.warns(TableWarning, match=r"preprocess=Doubled\(...\) returns numbers up to .*e\+08, but networks"):
         fit(table, preprocess=Doubled())
     assert quiet(lambda: fit(table, preprocess=make_pipeline(Doubled(), StandardScaler()))).columns["fare"]
+
+
+def test_numbers_of_a_category_dtype_are_categories(tmp_path):
+    codes = np.array([10, 20, 30])[np.arange(N) % 3]
+    fitted = fit(frame(zone=pd.Categorical(codes))[["age", "zone", "survived"]])
+    assert fitted.columns["zone"].kind == "category"
+    np.testing.assert_array_equal(matrix(fitted)[:, -3:], codes[:, None] == [10, 20, 30])
+    plain = frame(zone=codes.astype(float))
+    np.testing.assert_array_equal(fitted.predict(plain, outputs=True), fitted.predict("all", outputs=True))
+    fitted.save(tmp_path / "m")
+    np.testing.assert_array_equal(aa.load(tmp_path / "m").predict(plain), fitted.predict(plain))
+
+
+@pytest.mark.parametrize(
+    ("values", "alike"),
+    [
+        (pd.to_datetime(["2020-01-01", "2021-05-01"]), lambda day: day.astype("datetime64[ns]")),
+        (pd.to_datetime(["2020-01-01", "2021-05-01"]).tz_localize("UTC"), lambda day: day.dt.tz_convert("Asia/Tokyo")),
+        (pd.to_timedelta([1, 2], "h"), lambda time: time.astype("timedelta64[ns]")),
+        ([decimal.Decimal("1.10"), decimal.Decimal(2)], lambda price: price.astype(float)),
+        ([datetime.time(1, 30), datetime.time(2)], lambda time: time),
+    ],
+)
+def test_categories_of_any_type_are_saved_and_known_again(values, alike, tmp_path):
+    table = frame(key=pd.Series(values).take(np.arange(N) % 2).reset_index(drop=True))
+    fitted = fit(table[["age", "key", "survived"]], categories=["key"])
+    fitted.save(tmp_path / "m")
+    new = table.assign(key=alike(table["key"]))
+    made = quiet(lambda: aa.load(tmp_path / "m").predict(new, outputs=True))
+    np.testing.assert_array_equal(made, fitted.predict("all", outputs=True))
 
 
 def test_intervals_are_categories():

@@ -134,11 +134,22 @@ def in_zone(name: str, times: Any, zone: str) -> Any:
 
 
 def categories(column: Any) -> np.ndarray:
-    """Return the values of a column as Python objects, None for missing values: an object array [n]."""
+    """Return the values of a column as numbers, booleans and text, None for missing values: an object array [n].
+
+    Dates become text and durations seconds, in any unit; a folder holds no others.
+    """
+    types = pa.types
+    if types.is_duration(column.type) or types.is_time(column.type):
+        column = pa.chunked_array([numbers("", column)[:, 0]])
+    elif types.is_date(column.type) or types.is_timestamp(column.type):
+        zone = "UTC" if getattr(column.type, "tz", None) else None
+        column = dates(column).cast(pa.timestamp("us", zone), safe=False).cast(pa.string())
     values = np.empty(len(column), dtype=object)
     values[:] = column.to_pylist()
-    if pa.types.is_floating(column.type):
+    if types.is_floating(column.type):
         values[[value is not None and value != value for value in values]] = None
+    elif types.is_decimal(column.type):
+        values[:] = [None if it is None else int(it) if it == int(it) else float(it) for it in values]
     return values
 
 

@@ -76,7 +76,8 @@ def treatment_of(
             as_dates = dates(column) if column.null_count < len(column) else None
             family, values = (TEXT, column) if as_dates is None else (DATE, as_dates)
         families[name] = family
-        if name in as_categories or family in (BOOL, TEXT):
+        is_category = name in as_categories or (_is_dictionary(table.column(name).type) and family != DATE)
+        if is_category or family in (BOOL, TEXT):
             described = _category(name, values, table.column(name).type, as_categories, embed, embeds, target)
         elif family == DATE:
             times = dates(values)
