@@ -386,6 +386,26 @@ def test_times_with_and_without_a_zone(hint: Any) -> None:
     assert not np.array_equal(model.predict_proba(of_utc), model.predict_proba(without))
 
 
+def test_times_of_which_some_have_a_zone(hint: Any) -> None:
+    times = [pandas.Timestamp("2020-01-02 12:00"), pandas.Timestamp("2020-01-03 12:00", tz="Europe/Berlin")]
+    table = frame(when=pandas.Series(times * (N // 2), dtype=object))
+    with hint("convert it to one type (pandas: pandas.to_datetime(table[{}], utc=True))"):
+        fitted(table)
+    table["when"] = pandas.to_datetime(table["when"], utc=True)
+    assert fitted(table).columns["when"].kind == "date"
+
+
+def test_arrays_of_objects(hint: Any) -> None:
+    x, y = frame()[["age", "sex"]].to_numpy(), frame()[["y"]].to_numpy()
+    for array in (x, x.astype(str), np.where(x == x[0, 0], None, 1.0)):
+        with hint("pass a frame: pandas.DataFrame({}).add_prefix('COLUMN')"):
+            fitted((array, y.ravel()), None)
+    with hint("pass {}.ravel()"):
+        fitted((frame()[["age"]], y), None)
+    named = fitted((pandas.DataFrame(x).add_prefix("COLUMN"), y.ravel()), None)
+    assert named.columns["COLUMN0"].kind == "number" and named.columns["COLUMN1"].kind == "category"
+
+
 def test_numbers_of_two_parts(hint: Any) -> None:
     values = np.exp(1j * np.arange(N))
     with hint("make a column of each part, values.real and values.imag"):

@@ -679,6 +679,38 @@ def test_categories_of_any_type_are_saved_and_known_again(values, alike, tmp_pat
     np.testing.assert_array_equal(made, fitted.predict("all", outputs=True))
 
 
+def test_missing_values_of_pandas_among_objects_are_gaps():
+    age = pd.Series(AGE, dtype="Float64").where(pd.notna(AGE))
+    made = matrix(fit(frame(age=age.astype(object))[["age", "fare", "survived"]]))
+    np.testing.assert_array_equal(made, matrix(fit(TABLE[["age", "fare", "survived"]])))
+    text = pd.Series(np.where(np.arange(N) % 4, "A", "B"), dtype=object).where(np.arange(N) % 3 > 0, pd.NA)
+    assert fit(frame(deck=text)).columns["deck"].n_missing == N // 3
+
+
+@pytest.mark.parametrize("kind", ["bool", "int64", "float64"])
+def test_a_target_with_the_category_dtype_of_numbers_is_decoded(kind):
+    labels = (FARE > 30).astype(kind)
+    fitted = fit(frame(survived=pd.Categorical(labels)))
+    assert fitted.classes_.tolist() == np.unique(labels).tolist() and fitted.predict(TABLE).dtype == labels.dtype
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((AGE[:15], np.arange(15) * 7 + 100), "has 15 different integers in 15 rows, and they are treated as classes"),
+        ((FARE, (FARE > 30).reshape(-1, 1)), r"has shape \[n, 1\] and 2 different values, .* pass y\.ravel\(\)"),
+    ],
+)
+def test_targets_that_may_be_meant_otherwise_are_warned_of(data, message):
+    with pytest.warns(TableWarning, match=f"the target 'y' {message}"):
+        fit(data, None)
+
+
+def test_a_target_with_gaps_is_not_cross_validated():
+    with pytest.raises(ColumnError, match="the target 'survived' has no value in 1 of 240 rows, the first in row 3"):
+        aa.cross_validate(net, frame(survived=TABLE["survived"].where(np.arange(N) != 3)), target="survived")
+
+
 def test_intervals_are_categories():
     cut = pd.cut(TABLE["fare"], 4)
     fitted = fit(TABLE[["survived"]].assign(fare=cut))

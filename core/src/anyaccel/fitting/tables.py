@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import math
 import os
@@ -213,25 +214,40 @@ def _of_one_type(data: Any) -> Any:
     if not (hasattr(data, "iloc") or isinstance(data, Mapping)):
         return data
     for name in data:
-        if str(getattr(data[name], "dtype", "object" if isinstance(data[name], list) else "")) != "object":
+        values = data[name]
+        is_matrix = getattr(values, "ndim", 1) > 1
+        dtype = str(getattr(values, "dtype", "object" if isinstance(values, list) else ""))
+        if dtype != "object" and not (is_matrix and "U" in dtype):
             continue
-        kinds = Counter(_kind(value) for value in data[name] if value is not None and value == value)
+        kinds = Counter(map(_kind, values.flat if is_matrix else values))
+        if is_matrix and (kinds["text"] or kinds[""]):
+            what = "text" if kinds["text"] else "missing values"
+            raise ColumnError(
+                f"column {name!r} is an array of shape {list(values.shape)} with {what} in it",
+                hint=f"pass {name}.ravel()"
+                if values.size == len(values)
+                else f"pass a frame: pandas.DataFrame({name}).add_prefix('COLUMN')",
+            )
         kinds.pop("", None)
-        if len(kinds) > 1:
+        if len(kinds) > 1 and not is_matrix:
             counts = listed(f"{kind} in {count} rows" for kind, count in kinds.most_common())
             raise ColumnError(
                 f"column {name!r} has values of several types: {counts}",
-                hint=f"convert it to one type (pandas: table[{name!r}].astype(str)), or leave it out, drop=[{name!r}]",
+                hint=f"convert it to one type (pandas: pandas.to_datetime(table[{name!r}], utc=True))"
+                if all(kind.startswith("time") for kind in kinds)
+                else f"convert it to one type (pandas: table[{name!r}].astype(str)), or leave it out, drop=[{name!r}]",
             )
     return data
 
 
 def _kind(value: Any) -> str:
-    """Return the kind of a value, to find columns of mixed kinds."""
+    """Return the kind of a value, to find columns of mixed kinds; nothing for a missing value and other objects."""
     if isinstance(value, (bool, np.bool_)):
         return "bool"
     if isinstance(value, (Real, np.number)):
-        return "number"
+        return "number" if value == value else ""
+    if isinstance(value, datetime.datetime) and value == value:  # NaT is one, too
+        return "time without a zone" if value.tzinfo is None else "time with a zone"
     return "text" if isinstance(value, str) else ""
 
 
@@ -645,6 +661,7 @@ def check_target(name: str, column: Any) -> None:
         ColumnError: A row has no value, an empty text or infinity.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    column = column.cast(kind) if kind != column.type and is_numeric(kind) else column
     is_float = pa.types.is_floating(kind)
     is_missing = column.is_null(nan_is_null=True) if is_float else column.is_null()
     checks = [("has no value", is_missing, f"table.dropna(subset=[{name!r}])")]
@@ -702,11 +719,19 @@ def loss_of_target(data: Any, target: Names) -> Loss:
 def _loss_of_column(name: str, column: Any) -> str:
     kind = list_leaf(column.type)
     if is_numeric(kind) and not pa.types.is_boolean(kind):
-        is_few = pa.types.is_integer(kind) and compute.count_distinct(column).as_py() <= CLASSES_OF_INTEGERS
-        if not is_few:
+        n_different = compute.count_distinct(column).as_py() if pa.types.is_integer(kind) else None
+        if n_different is None or n_different > CLASSES_OF_INTEGERS:
             _warn_of_float_classes(name, column)
-        return "cross_entropy" if is_few else "mse"
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            return "mse"
+        if n_different > max(2, len(column) // 2):
+            warnings.warn(
+                f"the target {name!r} has {n_different} different integers in {len(column)} rows, and they are treated "
+                "as classes, loss='cross_entropy'; if these are numbers, write loss='mse'",
+                TableWarning,
+                stacklevel=user_level(),
+            )
+        return "cross_entropy"
+    is_text = kind == column.type and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
     if is_text:
         load(SETTINGS, "fit.class_labels").check_labels(name, column)
     if is_text or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind):
@@ -719,7 +744,7 @@ def _loss_of_column(name: str, column: Any) -> str:
 
 def _warn_of_float_classes(name: str, column: Any) -> None:
     """Warn of floats that are a few whole numbers, as classes are in a column that had gaps."""
-    problem = ""
+    problem, change = "", "write loss='cross_entropy'"
     if pa.types.is_floating(column.type):
         different = compute.unique(column).to_pylist()
         is_few = 1 < len(different) <= min(CLASSES_OF_INTEGERS, len(column) // 10)
@@ -727,17 +752,16 @@ def _warn_of_float_classes(name: str, column: Any) -> None:
             problem = f"is float and has {len(different)} different values, all whole numbers"
     elif not is_list(column.type) and not pa.types.is_integer(column.type):
         values = to_numpy(name, contiguous(column))
-        if (
-            values.ndim == 2
-            and values.shape[1] > 1
-            and np.isin(values, (0, 1)).all()
-            and (values.sum(axis=1) == 1).all()
-        ):
+        is_matrix = values.ndim == 2 and values.shape[1] > 1
+        if is_matrix and np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all():
             problem = "has a single 1 in each row, as one-hot classes have"
+        elif values.size == len(values) and values.dtype.kind in "biu":
+            n_values = len(np.unique(values))
+            if n_values <= CLASSES_OF_INTEGERS:
+                problem, change = f"has shape [n, 1] and {n_values} different values", f"pass {name}.ravel()"
     if problem:
         warnings.warn(
-            f"the target {name!r} {problem}, and is treated as numbers, loss='mse'; if these are classes, write "
-            "loss='cross_entropy'",
+            f"the target {name!r} {problem}, and is treated as numbers, loss='mse'; if these are classes, {change}",
             TableWarning,
             stacklevel=user_level(),
         )

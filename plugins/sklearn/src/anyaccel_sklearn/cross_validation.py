@@ -19,7 +19,16 @@ from anyaccel.errors import PhaseError, ResultError, TableWarning
 from anyaccel.fitting import FittedModel, fit
 from anyaccel.fitting.fit_function import TableModel
 from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO
-from anyaccel.fitting.tables import LABEL, is_table, loss_of_target, named_pair, no_target, readable, tag_table
+from anyaccel.fitting.tables import (
+    LABEL,
+    check_target,
+    is_table,
+    loss_of_target,
+    named_pair,
+    no_target,
+    readable,
+    tag_table,
+)
 from anyaccel.specs import Loss
 from anyaccel.user_level import user_level
 
@@ -164,6 +173,8 @@ def cross_validate(
     for name in (*names, *((groups,) if isinstance(groups, str) else ())):
         if name not in rows.names:
             raise no_column(LABEL, name, rows.names)
+    for name in names if is_table(rows.data) else ():
+        check_target(name, tag_table(rows.data, [name]).column(name))
     is_classes = len(names) == 1 and _is_of_classes(loss, rows.data, target)
     y = rows.values(names[0]) if len(names) == 1 else None
     group_of_row = rows.values(groups) if isinstance(groups, str) else groups
