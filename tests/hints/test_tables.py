@@ -18,6 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 import anyaccel as aa
+from anyaccel.errors import TableWarning
 from anyaccel.fitting import FittedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::anyaccel.errors.TableWarning")
@@ -36,6 +37,14 @@ def net(n_features: int, n_outputs: int) -> aa.SequentialMLP:
 
 def fitted(table: Any, target: Any = "y", model: Any = net, **settings: Any) -> FittedModel:
     return aa.fit(model, table, target=target, epochs=1, progress="none", **settings)
+
+
+def read_as_told(data: Any) -> Any:
+    """The frame that the hint of an error reads; the code of it stands after `frame of`."""
+    with pytest.raises(aa.errors.AnyaccelError) as error:
+        fitted(data)
+    code = str(error.value.hint).partition("frame of ")[2].partition(", with columns")[0]
+    return eval(code)  # noqa: S307  (the code of the hint is what is tested)
 
 
 def test_columns_that_tell_nothing(hint: Any) -> None:
@@ -431,6 +440,46 @@ def test_files_that_pandas_reads(hint: Any, tmp_path: Path, monkeypatch: pytest.
     np.testing.assert_array_equal(fitted(pandas.read_csv("t.csv", compression="gzip")).predict(table), expected)
 
 
+def test_files_of_spaces_and_without_a_header(hint: Any, tmp_path: Path) -> None:
+    table = frame()
+    expected = fitted(table).predict(table)
+    for name in ("t.txt", "t.tsv"):
+        table.to_csv(tmp_path / name, index=False, sep=" ")
+        with hint("pass the frame of pandas.read_csv({}, sep={})"):
+            fitted(tmp_path / name)
+        np.testing.assert_array_equal(fitted(pandas.read_csv(tmp_path / name, sep=r"\s+")).predict(table), expected)
+        np.testing.assert_array_equal(fitted(read_as_told(tmp_path / name)).predict(table), expected)
+    for name, separator in (("h.csv", ","), ("h.tsv", "\t")):
+        table.to_csv(tmp_path / name, index=False, header=False, sep=separator)
+        with hint(
+            "pass the frame of pandas.read_csv({}{}, header=None).add_prefix('column'), with columns column0 to "
+            "column{}; or of pandas.read_csv({}{}), if it is a header"
+        ):
+            fitted(tmp_path / name)
+        read = pandas.read_csv(tmp_path / name, sep=separator, header=None).add_prefix("column")
+        pandas.testing.assert_frame_equal(read_as_told(tmp_path / name), read)
+        np.testing.assert_array_equal(fitted(read, "column2").predict("all"), expected)
+    with pytest.warns(TableWarning, match=r"are like the rows: if the file has no header, .*header=None"):
+        fitted(pandas.read_csv(tmp_path / "h.csv"), table["y"][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("t.tsv.gz", lambda table, path: table.to_csv(path, index=False, sep="\t")),
+        ("t.csv.bz2", lambda table, path: table.to_csv(path, index=False)),
+        ("t.JSONL", lambda table, path: table.to_json(path, orient="records", lines=True)),
+        ("t.json.gz", lambda table, path: table.to_json(path)),
+        ("t.v2.data", lambda table, path: table.to_csv(path, index=False)),
+    ],
+)
+def test_the_call_that_reads_another_kind_of_file(name: str, write: Any, tmp_path: Path) -> None:
+    table = frame()
+    write(table, tmp_path / name)
+    read = read_as_told(tmp_path / name)
+    np.testing.assert_array_equal(fitted(read).predict(table), fitted(table).predict(table))
+
+
 def test_tables_that_are_no_path(hint: Any, tmp_path: Path) -> None:
     table = frame()
     text = table.to_csv(index=False)
@@ -450,11 +499,19 @@ def test_tables_that_are_no_path(hint: Any, tmp_path: Path) -> None:
     joined = pandas.concat(map(pandas.read_csv, paths), ignore_index=True)
     np.testing.assert_array_equal(fitted(joined).predict(table), expected)
     with hint(
-        "pass the frame of pandas.concat(map(pandas.read_csv, sorted(pathlib.Path({}).rglob({}))), ignore_index=True)"
+        "pass the frame of pandas.concat([pandas.read_csv(path{}) for path in sorted(pathlib.Path({}).rglob({}))], "
+        "ignore_index=True)"
     ):
         fitted(tmp_path)
-    joined = pandas.concat(map(pandas.read_csv, sorted(pathlib.Path(tmp_path).rglob("*.csv"))), ignore_index=True)
+    np.testing.assert_array_equal(fitted(read_as_told(tmp_path)).predict(table), expected)
+    for path in paths:
+        path.write_text(path.read_text("utf-8").replace(",", "\t"), "utf-8")
+        path.rename(path.with_suffix(".tsv"))
+    joined = pandas.concat(
+        [pandas.read_csv(path, sep="\t") for path in sorted(pathlib.Path(tmp_path).rglob("*.tsv"))], ignore_index=True
+    )
     np.testing.assert_array_equal(fitted(joined).predict(table), expected)
+    np.testing.assert_array_equal(fitted(read_as_told(tmp_path)).predict(table), expected)
 
 
 def test_targets_by_position_and_as_columns(hint: Any) -> None:

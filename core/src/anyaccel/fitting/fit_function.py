@@ -567,16 +567,15 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     _check_has_effect(sampler, validate_every, loss_scale, precision, prepared)
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
-    measured = () if step is not None else applied
     if prepared.validation is not None and is_treated(prepared.data):
-        metrics = load(SETTINGS, "fit.preprocess").metrics_in_units(metrics, prepared.data, measured)
+        metrics = load(SETTINGS, "fit.preprocess").metrics_in_units(metrics, prepared.data, applied)
     phase = TrainPhase(
         data=prepared.train,
         losses=rows.applied(applied) if step is None else (),
         batch_size=batch_size,
         sampler=sampler,
         epochs=epochs,
-        validation=_validation(validation, prepared, metrics, measured),
+        validation=_validation(validation, prepared, metrics, () if step is None else applied),
         validate_every=validate_every,
         accumulate=accumulate,
         microbatching=microbatching,

@@ -24,7 +24,7 @@ from anyaccel.data import DataSchema, FeatureSet, FeatureSetView, Rows, Source, 
 from anyaccel.data.arrow_columns import contiguous, is_list, is_numeric, list_leaf, to_numpy
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.array_conversion import tag_column
-from anyaccel.data.readers.csv_files import table_from_csv
+from anyaccel.data.readers.csv_files import has_row_as_names, table_from_csv
 from anyaccel.data.readers.file_discovery import SUFFIXES, check_there
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, NamesOrRest, RoleNames, listed, names_of, no_column, read_roles, stamp
@@ -274,7 +274,7 @@ def _table(data: Any, names: RoleNames) -> Any:
             raise DataError(
                 f"{str(data)!r} is not a table that can be read",
                 available=".csv, .tsv, .parquet, or a folder of Parquet files",
-                hint=f"give the frame of pandas.{_pandas_reader(path)}({str(data)!r})",
+                hint=f"give the frame of pandas.{_pandas_call(path)}",
             )
         return dataframes.table_from_arrow(LABEL, text_table(path), names)
     if isinstance(data, Mapping):
@@ -284,22 +284,25 @@ def _table(data: Any, names: RoleNames) -> Any:
     return dataframes.table_from_frame(LABEL, data, names)
 
 
-_PANDAS_KINDS = {
-    **dict.fromkeys((".xls", ".xlsx"), "excel"),
-    **dict.fromkeys((".json", ".jsonl"), "json"),
-    **dict.fromkeys((".feather", ".arrow"), "feather"),
-    ".orc": "orc",
-    ".dta": "stata",
-    ".html": "html",
-    ".xml": "xml",
-    ".sas7bdat": "sas",
-    ".sav": "spss",
+_READERS = {
+    **dict.fromkeys((".xls", ".xlsx"), "excel({})"),
+    **dict.fromkeys((".feather", ".arrow"), "feather({})"),
+    ".json": "json({})",
+    ".jsonl": "json({}, lines=True)",
+    ".tsv": "csv({}, sep='\\t')",
+    ".orc": "orc({})",
+    ".dta": "stata({})",
+    ".html": "html({})",
+    ".xml": "xml({})",
+    ".sas7bdat": "sas({})",
+    ".sav": "spss({})",
 }
 
 
-def _pandas_reader(path: Path) -> str:
-    """Return the function of pandas that reads a file with this name."""
-    return f"read_{_PANDAS_KINDS.get(path.suffix.lower(), 'csv')}"
+def _pandas_call(path: Path) -> str:
+    """Return the call of pandas that reads a file with this name, which may be compressed."""
+    kinds = [suffix for suffix in map(str.lower, path.suffixes) if suffix in _READERS]
+    return f"read_{_READERS[kinds[-1]] if kinds else 'csv({})'}".format(repr(str(path)))
 
 
 def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
@@ -640,6 +643,13 @@ def raw_table(user_data: Any, features: Features, target: Names, how: Preprocess
         return user_data
     read = tag_table(table, ... if chosen is None else (*chosen, *targets))
     chosen = [name for name in read.column_names if name not in (*how.drop, *targets)] if chosen is None else chosen
+    if has_row_as_names(read):
+        warnings.warn(
+            f"the names of the columns, {listed(read.column_names)}, are like the rows: if the file has no header, "
+            "read it with pandas.read_csv(PATH, header=None).add_prefix('column')",
+            TableWarning,
+            stacklevel=user_level(),
+        )
     for name in targets:
         check_target(name, read.column(name))
     numeric = [name for name in targets if is_numeric(read.schema.field(name).type)]

@@ -55,3 +55,35 @@ def test_an_empty_or_na_text_is_a_null_unless_it_is_quoted(tmp_path):
     (tmp_path / "t.csv").write_text('a,name\n1,x\n2,\n3,NA\n4,"NA"\n5,""\n')
     data = FeatureSet.from_csv("d", tmp_path / "t.csv", "a", None, "name")
     assert data.column("name").to_pylist() == ["x", None, None, "NA", ""]
+
+
+DIGITS = ["0,0,5,13,9.5,no"] * 3 + ["3,7,0,16,12,yes"] * 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "seems_headless"),
+    [
+        (DIGITS, True),
+        (["17.99,10.38,122.8,M", "20.57,9.77,132.9,B", "11.4,12.2,99.1,M"], True),
+        (["x,a,n", "b,a,y", "x,c,n", "b,a,y"], True),
+        (["0,1,2,3,4,y", *DIGITS], False),  # positions, as of NumPy arrays
+        (["city,2020,2019,2018", "a,2018,2021,2017", "b,2022,2016,2019"], False),  # years
+        (["0.1,0.5,0.9,y", "-2,0.1,1,no", "2,0.7,0.8,yes"], False),  # quantiles
+        (["4000.5,10.5,399.5", "0.1,0.2,0.3", "0.4,0.1,0.2"], False),  # names out of the range of the numbers
+        (["word", "a", "word"], False),
+    ],
+)
+def test_a_file_without_a_header_is_refused(lines, seems_headless, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(lines) + "\n")
+    if seems_headless:
+        with pytest.raises(DataError, match=r"seems to have no header: its first line, '.*', is like the rows below"):
+            FeatureSet.from_csv("d", path, None, None, ...)
+    else:
+        assert FeatureSet.from_csv("d", path, None, None, ...).columns == tuple(lines[0].split(","))
+
+
+def test_columns_without_a_name_are_called_as_in_pandas(tmp_path):
+    (tmp_path / "t.csv").write_text(",a,,y\n0,0.5,,1\n1,1.5,,0\n")
+    data = FeatureSet.from_csv("d", tmp_path / "t.csv", None, None, ...)
+    assert data.columns == ("Unnamed: 0", "a", "Unnamed: 2", "y")

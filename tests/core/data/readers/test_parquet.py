@@ -151,7 +151,7 @@ def test_folders_without_parquet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"; x.npy; names.*end in \.parquet, \.parq, \.pq"):
         read(tmp_path)
     (tmp_path / "x.csv").write_text("1")
-    with pytest.raises(DataError, match=r"but text files; x.csv, x.npy. .*pandas\.read_csv, .*rglob\('\*\.csv'\)"):
+    with pytest.raises(DataError, match=r"but text files; x.csv, x.npy. .*\.read_csv\(path\) .*rglob\('\*\.csv'\)"):
         read(tmp_path)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import compute
 
 from anyaccel.arguments import shown, text
 from anyaccel.data.readers.file_discovery import check_there
@@ -64,14 +66,29 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
             hint="check the delimiter and the header, or pass the "
             f"frame of pandas.read_csv({str(path)!r}, on_bad_lines='warn')",
         ) from error
-    other = next((sign for sign in ";\t|" if sign != delimiter and sign in names[0]), None)
-    first = table.column(0)[0].as_py() if len(table) and other else None
-    if len(names) == 1 and isinstance(first, str) and str(other) in first:
+    lines = table.column(0).slice(0, _LINES).to_pylist() if len(names) == 1 else []
+    if lines and all(isinstance(line, str) for line in lines):
+        other = next((sign for sign in ";\t|" if sign != delimiter and sign in names[0] and sign in lines[0]), None)
+        n_words = {len(line.split()) for line in (names[0], *lines)}
+        if len(n_words) == 1 and n_words != {1} and any(map(_is_number, lines[0].split())):
+            other = other or r"\s+"
+        if other is not None:
+            between = "spaces seem" if other == r"\s+" else f"{other!r} seems"
+            raise DataError(
+                f"{label!r}: {str(path)!r} has a single column {shown(names[0])}, as it is read with {delimiter!r} "
+                f"between the columns, and {between} to be there",
+                hint=f"pass the frame of pandas.read_csv({str(path)!r}, sep={other!r})",
+            )
+    if has_row_as_names(table):
+        sep = "" if delimiter == "," else f", sep={delimiter!r}"
         raise DataError(
-            f"{label!r}: {str(path)!r} has a single column {shown(names[0])}, as it is read with {delimiter!r} between "
-            f"the columns, and {other!r} seems to be there",
-            hint=f"pass the frame of pandas.read_csv({str(path)!r}, sep={other!r})",
+            f"{label!r}: {str(path)!r} seems to have no header: its first line, {shown(', '.join(names))}, is like the "
+            "rows below",
+            hint=f"pass the frame of pandas.read_csv({str(path)!r}{sep}, header=None).add_prefix('column'), with "
+            f"columns column0 to column{len(names) - 1}; or of pandas.read_csv({str(path)!r}{sep}), if it is a header",
         )
+    names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]  # as pandas calls them
+    table = table.rename_columns(names)
     for name in names:
         column = table.column(name) if names.count(name) == 1 else None
         if column is not None and pa.types.is_binary(column.type):
@@ -79,6 +96,34 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
             value = next((text for text in rows if "\ufffd" in text), "")
             raise _not_utf8(label, path, f"column {name!r} has {value!r}")
     return table
+
+
+def has_row_as_names(table: Any) -> bool:
+    """Return whether the names of most columns could be values of them, as where a file without a header was read."""
+    names = table.column_names
+    numbers = [float(name) for name in names if _is_number(name)]
+    ascending = sorted(set(numbers))
+    is_counted = numbers == ascending or (numbers == ascending[::-1] and all(map(float.is_integer, numbers)))
+    if len(names) == 1 or (len(numbers) > 1 and is_counted):  # by positions, months or years
+        return False
+    return 2 * sum(_is_value(name.strip(), table.column(place)) for place, name in enumerate(names)) > len(names)
+
+
+def _is_value(name: str, column: Any) -> bool:
+    """Return whether a text could be a value of a column: one of its texts, or within the range of its numbers."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return bool(compute.index(column, pa.scalar(name, column.type)).as_py() >= 0)
+    if not (_is_number(name) and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))):
+        return False
+    least, most = compute.min_max(column).as_py().values()
+    return least is not None and bool(least <= float(name) <= most)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _of_lines(label: str, path: str | os.PathLike[str], delimiter: str, error: Exception) -> DataError | None:

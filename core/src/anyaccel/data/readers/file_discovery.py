@@ -99,11 +99,12 @@ def _discovered(label: str, path: Paths) -> list[DataFile]:
     if not files:
         texts = next((f"*{file.suffix}" for file in inside if file.suffix.lower() in (".csv", ".tsv", ".txt")), None)
         if texts is not None:
+            separator = ", sep='\\t'" if texts.lower() == "*.tsv" else ""
             raise DataError(
                 f"the folder {folder} has no Parquet file, but text files",
                 cause=listed(inside),
-                hint="pass the frame of pandas.concat(map(pandas.read_csv, "
-                f"sorted(pathlib.Path({folder.as_posix()!r}).rglob({texts!r}))), ignore_index=True)",
+                hint=f"pass the frame of pandas.concat([pandas.read_csv(path{separator}) for path in "
+                f"sorted(pathlib.Path({folder.as_posix()!r}).rglob({texts!r}))], ignore_index=True)",
             )
         raise DataError(
             f"the folder {folder} has no Parquet file",
