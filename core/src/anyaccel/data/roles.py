@@ -191,12 +191,13 @@ def chosen_roles(label: str, schema: Any, role_names: RoleNames) -> dict[str, st
     roles = assign_roles(label, schema.names, role_names)
     open_ = open_roles(role_names)
     types = {name: schema.field(name).type for name, role in roles.items() if role in open_}
-    check_rest(label, roles, {name: not_numbers(name, str(kind)) for name, kind in types.items() if not _fits(kind)})
+    errors = {
+        name: not_numbers(name, str(kind))
+        for name, kind in types.items()
+        if not (is_numeric(kind) or is_numeric(list_leaf(kind)))
+    }
+    check_rest(label, roles, errors)
     return roles
-
-
-def _fits(arrow_type: Any) -> bool:
-    return is_numeric(arrow_type) or is_numeric(list_leaf(arrow_type))
 
 
 def open_roles(role_names: RoleNames) -> list[str]:

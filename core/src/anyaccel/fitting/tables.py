@@ -426,7 +426,11 @@ def columns_before_transforms(data: FeatureSet) -> Columns:
     roles = {name: "feature" if raw.role(name) == "feature" else "tag" for name in features if name in raw.columns}
     roles |= {name: "target" for name in targets if name in raw.columns}
     free = {name for fitted in data.transforms for name in fitted.columns if treatment_in(fitted)}
-    return {name: {"role": role, "dtype": None if name in free else _dtype(raw, name)} for name, role in roles.items()}
+    columns: dict[str, dict[str, Any]] = {}
+    for name, role in roles.items():
+        is_number = name not in free and is_numeric(raw.schema.field(name).type)
+        columns[name] = {"role": role, "dtype": raw.spec(name).dtype if is_number else None}
+    return columns
 
 
 def treatment_in(fitted: FittedTransform) -> Any:
@@ -453,11 +457,6 @@ def _sources(data: FeatureSet, names: Sequence[str]) -> list[str]:
             kept = [name for name in reached if name not in fitted.results]
             reached = dict.fromkeys([*kept, *fitted.columns] if fitted.results != fitted.columns else reached)
     return [*reached]
-
-
-def _dtype(data: FeatureSet, name: str) -> str | None:
-    is_number = is_numeric(data.schema.field(name).type)
-    return data.spec(name).dtype if is_number else None
 
 
 # -- Training data: from what was given to `fit` to a feature set with encoded targets, splits and scaled features -----

@@ -9,8 +9,16 @@ from anyaccel.graph.device_assignment import PolicyNode, Request, Resolution, pr
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ConcatNode, ModelNode
 from anyaccel.graph.plan import Plan, PlanDiff
-from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection
-from anyaccel.graph.plan_figures import Decision, DeviceMemory, NodeActivations
+from anyaccel.graph.plan_entries import (
+    Assignment,
+    Column,
+    Crossing,
+    Decision,
+    DeviceMemory,
+    NodeActivations,
+    Part,
+    Rejection,
+)
 from anyaccel.graph.resolve import resolve
 from anyaccel.graph.weight_loading import LoadedWeights
 

@@ -13,24 +13,22 @@ from anyaccel.device import Device
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import ConfigError, GraphError, MissingDistributionError
 from anyaccel.graph.plan_entries import (
+    CATEGORIES,
     LEFT_OUT,
+    NOT_COVERED,
     Assignment,
     Column,
     Crossing,
+    Decision,
+    DeviceMemory,
+    NodeActivations,
     Part,
     Rejection,
+    checked_text,
     described,
     number_of,
     numbers_text,
     read_entry,
-)
-from anyaccel.graph.plan_figures import (
-    CATEGORIES,
-    NOT_COVERED,
-    Decision,
-    DeviceMemory,
-    NodeActivations,
-    checked_text,
     step_bytes,
 )
 from anyaccel.html import Markup, element, escaped, faint, guarded, line, page, size, text

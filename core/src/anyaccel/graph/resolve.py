@@ -138,7 +138,15 @@ class _Resolver:
         trained = [
             label for label in in_training if self._assigned[label].parameters and not self._assigned[label].frozen
         ]
-        self.inputs = {label: self._inputs(label, table) for label in self._assigned}
+        self.inputs: dict[str, tuple[str, ...]] = {}
+        for label, assignment in self._assigned.items():
+            names: list[str] = []
+            for upstream in self._nodes[label].upstreams:
+                if isinstance(upstream, Reference):
+                    names.append(feature_column(table, upstream, self._shapes, assignment).name)
+                else:
+                    names.extend((upstream,) if "." in upstream else self._shapes.outputs[upstream])
+            self.inputs[label] = tuple(names)
         binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
         self.terms = tuple(map(binder.term, self._request.losses))
         self.columns = {column.name: column for column in table.columns}
@@ -225,7 +233,7 @@ class _Resolver:
             reasons.append(f"{label} ({'frozen' if assignment.frozen else 'no parameters'})")
             if not assignment.frozen:
                 learning.append(label)
-            elif self._frozen_in_training(label):
+            elif getattr(self._nodes[label], "frozen_mode", "eval") == "train":
                 frozen.append(label)
         if not any(self._assigned[label].parameters for label in learning):
             hint = "unfreeze a node that a loss depends on"
@@ -263,10 +271,6 @@ class _Resolver:
                     )
         self._check_training_outputs(in_training)
         return in_training
-
-    def _frozen_in_training(self, label: str) -> bool:
-        node = self._nodes[label]
-        return isinstance(node, ModelNode) and node.frozen and node.frozen_mode == "train"
 
     def _check_training_outputs(self, in_training: Sequence[str]) -> None:
         """Check the outputs of models in training, which are inferred once for a built graph."""
@@ -335,27 +339,16 @@ class _Resolver:
             groups[name] = replace(group, nodes=(*group.nodes, label))
         for group in groups.values():
             if group.optimizer.groups:
-                check_patterns(group.optimizer, [name for label in group.nodes for name in self._parameters(label)])
+                parameters: list[str] = []
+                for label in group.nodes:
+                    parameters += self._assigned[label].backend.parameters(self._model(label))
+                check_patterns(group.optimizer, parameters)
         return tuple(groups.values())
-
-    def _parameters(self, label: str) -> list[str]:
-        return list(self._assigned[label].backend.parameters(self._model(label)))
 
     def _model(self, label: str) -> object:
         return getattr(self._nodes[label], "model", None)
 
     # -- what is loaded, and the segments --------------------------------------------------------------------------
-
-    def _inputs(self, label: str, table: ColumnTable) -> tuple[str, ...]:
-        """Return names of a node's inputs, with columns in the form that this node takes."""
-        names: list[str] = []
-        for upstream in self._nodes[label].upstreams:
-            if isinstance(upstream, Reference):
-                column = feature_column(table, upstream, self._shapes, self._assigned[label])
-                names.append(column.name)
-            else:
-                names.extend((upstream,) if "." in upstream else self._shapes.outputs[upstream])
-        return tuple(names)
 
     def _segment(self, label: str, part: Sequence[str], loss_scale: LossScale | None) -> Segment:
         """Return the segment of some nodes, given in topological order."""
@@ -483,7 +476,7 @@ class _Resolver:
             before = assignment.backend.device_of(self._model(label)) if assignment.reason == "default" else None
             if before is not None and before != device:
                 yield f"{label} moves from {before} to {device}: neither it nor the phase requests a device"
-            if self._request.training and self._frozen_in_training(label):
+            if assignment.frozen and label in self.in_training:
                 yield f"{label} is frozen and runs in training mode: its running statistics move"
         if self._request.matmul_precision is None:
             yield from float32_notes(self._assigned, self._nodes)

@@ -253,7 +253,13 @@ class _Inference:
     def run(self) -> Shapes:
         shapes = self._shapes
         for label in reversed(shapes.order):
-            shapes.dtypes[label] = self._dtype(label)
+            node = self._nodes[label]
+            if isinstance(node, ModelNode):
+                with _named_framework(node):
+                    shapes.dtypes[label] = shapes.backends[label].dtype_of(node.model)
+            else:
+                dtypes = (shapes.dtypes.get(other) for other in topology.consumers(label, self._nodes))
+                shapes.dtypes[label] = next(filter(None, dtypes), None)
         for label in shapes.order:
             node, backend = self._nodes[label], shapes.backends[label]
             if not all(shapes.outputs[parent] for parent in topology.parents(node, self._nodes)):
@@ -289,14 +295,6 @@ class _Inference:
         if len(self._nodes) > 1:
             check_data_formats(self._nodes, shapes.backends, shapes.specs)
         return shapes
-
-    def _dtype(self, label: str) -> str | None:
-        node = self._nodes[label]
-        if isinstance(node, ModelNode):
-            with _named_framework(node):
-                return self._shapes.backends[label].dtype_of(node.model)
-        dtypes = (self._shapes.dtypes.get(other) for other in topology.consumers(label, self._nodes))
-        return next(filter(None, dtypes), None)
 
     def _results(self, node: Node) -> Sequence[OutputSpec]:
         """Return the outputs of a node's model for zeros or, if it does not accept these, for samples of the data."""

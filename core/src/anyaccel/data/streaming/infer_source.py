@@ -15,7 +15,7 @@ from anyaccel.data.rows import Rows
 from anyaccel.data.streaming.base import Source
 from anyaccel.data.streaming.iterable_source import IterableSource
 from anyaccel.data.streaming.map_source import MapSource
-from anyaccel.data.streaming.not_a_source import data_hint
+from anyaccel.data.streaming.source_errors import data_hint
 from anyaccel.data.streaming.to_numpy import is_tensor
 from anyaccel.errors import SourceError
 

@@ -32,11 +32,10 @@ from anyaccel.data.streaming.dataloader_workers import (
     worker_notes,
     workers_of,
 )
-from anyaccel.data.streaming.not_a_source import data_hint
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.padded_batches import source_pads
 from anyaccel.data.streaming.random_states import RandomStates, States, kept_frameworks, watched_rng
-from anyaccel.data.streaming.source_errors import BatchPosition, failed
+from anyaccel.data.streaming.source_errors import BatchPosition, data_hint, failed
 from anyaccel.errors import SourceError
 
 _END = object()

@@ -17,10 +17,9 @@ from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source
 from anyaccel.data.streaming.batch_schema import BatchSchema, RowSpec, batch_parts
-from anyaccel.data.streaming.not_a_source import data_hint
 from anyaccel.data.streaming.padded_batches import PaddedBatches, rows_of, source_pads
 from anyaccel.data.streaming.random_states import RandomStates, same_states, watched_rng
-from anyaccel.data.streaming.source_errors import error_context, failed
+from anyaccel.data.streaming.source_errors import data_hint, error_context, failed
 from anyaccel.data.streaming.to_numpy import all_as_numpy, number_array, tag_array
 from anyaccel.errors import SourceError
 

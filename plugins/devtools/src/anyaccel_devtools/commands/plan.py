@@ -16,7 +16,7 @@ from anyaccel.errors import ConfigError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.plan import LARGEST, activation_line, covered
-from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
+from anyaccel.graph.plan_entries import CATEGORIES, step_bytes
 from anyaccel.html import listing, size
 from anyaccel.phases import FrameworkSettings, Phase, plan_for
 from anyaccel.phases.settings import PhaseSettings

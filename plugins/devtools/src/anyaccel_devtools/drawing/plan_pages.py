@@ -8,8 +8,18 @@ from typing import Any
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError
 from anyaccel.graph import Plan
-from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Section, described
-from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, DeviceMemory, NodeActivations, step_bytes
+from anyaccel.graph.plan_entries import (
+    CATEGORIES,
+    NOT_COVERED,
+    Assignment,
+    Column,
+    Crossing,
+    DeviceMemory,
+    NodeActivations,
+    Section,
+    described,
+    step_bytes,
+)
 from anyaccel.html import (
     FONT,
     Markup,
