@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pathlib
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow.dataset
 import pytest
 from sklearn.compose import ColumnTransformer, make_column_transformer
 from sklearn.feature_extraction.text import CountVectorizer
@@ -214,10 +217,11 @@ def test_rows_to_predict_for(hint: Any, tmp_path: Path) -> None:
         model.predict(table.assign(age="old"))
     aged = table.assign(age="12")
     assert len(model.predict(aged.assign(age=pandas.to_numeric(aged["age"], errors="coerce")))) == N
-    with hint("convert them to booleans first (pandas: table[{}].map({'yes': True, 'no': False}))"):
-        model.predict(table.assign(alone="yes"))
-    answered = table.assign(alone="yes")
-    assert len(model.predict(answered.assign(alone=answered["alone"].map({"yes": True, "no": False})))) == N
+    answered = table.assign(alone=np.where(table["alone"], "Y", "N"))
+    with hint("convert them to booleans first (pandas: table[{}].map({}))"):
+        model.predict(answered)
+    read = answered.assign(alone=answered["alone"].map({"Y": True, "N": False}))
+    np.testing.assert_array_equal(model.predict(read), model.predict(table))
     with hint("convert them to text as in training (pandas: table[{}].astype(str), or read_csv with dtype={{}: str})"):
         model.predict(table.assign(sex=1))
     coded = table.assign(sex=1)
@@ -402,6 +406,51 @@ def test_times_of_which_some_have_a_zone(hint: Any) -> None:
         fitted(table)
     table["when"] = pandas.to_datetime(table["when"], utc=True)
     assert fitted(table).columns["when"].kind == "date"
+
+
+def test_columns_of_pandas_alone(hint: Any) -> None:
+    months = pandas.period_range("2020", periods=N, freq="M")
+    table = frame(month=months, bin=pandas.arrays.IntervalArray(pandas.cut(frame()["age"], 3)))
+    for name in ("month", "bin"):
+        with hint("convert it first (pandas: table[{}]{}), or leave it out, drop=[{}]"):
+            fitted(table[["age", name, "y"]])
+    table = table.assign(month=table["month"].dt.to_timestamp(), bin=table["bin"].astype("category"))
+    columns = fitted(table).columns
+    assert columns["month"].kind == "date" and columns["bin"].n_categories == 3
+    assert fitted(frame(month=months), drop=["month"])
+
+
+def test_columns_that_are_the_index(hint: Any) -> None:
+    table = frame(group=np.arange(N) % 5)
+    for name, settings in (("y", {}), ("group", {"group": "group", "validation": 0.2})):
+        with hint("make it a column (pandas: table.reset_index())"):
+            fitted(table.set_index(name), **settings)
+        assert fitted(table.set_index(name).reset_index(), **settings)
+
+
+def test_several_tables_by_name(hint: Any) -> None:
+    data = {"train": frame(), "test": frame()}
+    with hint("pass one: fit(model, data[{}], validation=data[{}], ...)"):
+        fitted(data)
+    fit = functools.partial(aa.fit, target="y", epochs=1, progress="none")
+    assert fit(net, data["train"], validation=data["test"]).results.figure("val_loss").size
+    dataset = pyarrow.dataset.dataset(pyarrow.Table.from_pandas(frame()))
+    with hint("pass its table: dataset.to_table()"):
+        fitted(dataset)
+    assert fitted(dataset.to_table()).columns
+
+
+def test_numbers_that_stand_for_missing_values(hint: Any) -> None:
+    numbers = frame()["age"].where(np.arange(N) % 9 > 0, -999)
+    with pytest.warns(
+        TableWarning, match=r"'age' \(-999 in 5 rows\).*table\.replace\({'age': {-999: float\('nan'\)}}\)"
+    ):
+        fitted(frame(age=numbers))
+    table = frame(age=numbers).replace({"age": {-999: float("nan")}})
+    assert fitted(table).columns["age"].n_missing == 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted(frame(age=np.arange(N) % 30 * 4 - 20, size=np.where(np.arange(N) % 2, 99.0, frame()["age"] * 50)))
 
 
 def test_arrays_of_objects(hint: Any) -> None:

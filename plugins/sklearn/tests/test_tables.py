@@ -711,6 +711,55 @@ def test_a_target_with_gaps_is_not_cross_validated():
         aa.cross_validate(net, frame(survived=TABLE["survived"].where(np.arange(N) != 3)), target="survived")
 
 
+def test_times_of_day_in_text_are_those_of_a_file(tmp_path):
+    clock = [f"{row % 24:02}:{row % 60:02}" for row in range(N)]
+    table = frame(clock=np.where(np.arange(N) % 7, clock, None))[["age", "clock", "survived"]]
+    table.to_csv(tmp_path / "t.csv", index=False)
+    of_file, of_frame = fit(str(tmp_path / "t.csv")), fit(table)
+    np.testing.assert_array_equal(matrix(of_file), matrix(of_frame))
+    np.testing.assert_array_equal(of_file.predict(table, outputs=True), of_frame.predict("all", outputs=True))
+    seconds = pd.to_timedelta(pd.Series(clock) + ":00").dt.total_seconds().to_numpy()[:, None]
+    gaps = np.arange(N) % 7 == 0
+    filled = np.where(gaps, np.median(seconds[~gaps]), seconds.T).T
+    np.testing.assert_allclose(matrix(of_frame)[:, 1], StandardScaler().fit_transform(filled)[:, 0], rtol=1e-5)
+    with pytest.raises(ColumnError, match="'clock' held numbers where the model was trained, and holds text here"):
+        of_frame.predict(table.assign(clock="25:00"))
+
+
+def test_days_and_hours_of_numpy_in_any_unit():
+    hours = np.arange(N).astype("timedelta64[h]")
+    units = {"m": "datetime64[m]", "ns": "datetime64[ns]"}
+    made = [
+        matrix(fit({"t": (np.datetime64("2020-01-01") + hours).astype(kind), "y": SEX}, "y")) for kind in units.values()
+    ]
+    np.testing.assert_allclose(*made)
+    months = fit({"t": np.arange("2000-01", "2020-01", dtype="datetime64[M]"), "y": SEX}, "y")
+    assert months.columns["t"].kind == "date" and fit({"t": hours, "y": SEX}, "y").columns["t"].kind == "number"
+
+
+@pytest.mark.parametrize("words", [("True", "False"), ("Y", "N")])
+def test_the_hint_for_booleans_in_text_has_their_words(words):
+    table = frame(alone=np.where(TABLE["alone"], *words))
+    with pytest.raises(ColumnError, match=rf"\.map\({{'{words[0]}': True, '{words[1]}': False}}\)"):
+        fit().predict(table)
+
+
+def test_columns_between_two_names_are_reported():
+    chosen = fit(preprocess=ColumnTransformer([("scaled", SimpleImputer(), slice("age", "fare"))])).columns
+    assert [column.treatment for column in chosen][:3] == ["scaled: SimpleImputer", "scaled: SimpleImputer", "left out"]
+
+
+def test_columns_without_text_names_and_twice_at_prediction():
+    table = TABLE[["age", "fare", "survived"]].set_axis(
+        pd.MultiIndex.from_product([["a"], ["age", "fare", "y"]]), axis=1
+    )
+    with pytest.raises(ColumnError, match=r"'_'\.join\(map\(str, name\)\)"):
+        aa.fit(aa.SequentialMLP(2), table, target=("a", "y"), epochs=1)
+    fitted = fit(TABLE[["age", "fare", "survived"]])
+    with pytest.raises(ColumnError, match="the table has 2 columns called 'age'"):
+        fitted.predict(pd.concat([TABLE, TABLE[["age"]]], axis=1))
+
+
 def test_intervals_are_categories():
     cut = pd.cut(TABLE["fare"], 4)
     fitted = fit(TABLE[["survived"]].assign(fare=cut))

@@ -29,7 +29,7 @@ def test_a_missing_and_an_unknown_class_name_the_row_and_the_classes():
     fitted = fit({"a": A, "b": B, "kind": KIND}, aa.SequentialMLP(2), target="kind", loss="cross_entropy")
     with pytest.raises(
         TransformError,
-        match=r"'huge' was not among the fitted classes\. Available: large, small\. "
+        match=r"'huge' was not among the fitted classes\. Available: 'large', 'small'\. "
         r"Hint:",
     ):
         fitted.evaluate({"a": A, "b": B, "kind": ["huge", *KIND[1:]]})

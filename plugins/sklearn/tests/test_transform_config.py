@@ -104,7 +104,7 @@ def test_the_encoder_of_classes_goes_there_and_back():
 
 def test_the_encoder_of_classes_refuses_what_it_does_not_know():
     encoder = ClassEncoder().fit(np.array([["a"], ["b"]], dtype=object))
-    with pytest.raises(TransformError, match=r"the class 'z' was not among the fitted classes\. Available: a, b"):
+    with pytest.raises(TransformError, match=r"the class 'z' was not among the fitted classes\. Available: 'a', 'b'"):
         encoder.transform(np.array([["z"]], dtype=object))
     with pytest.raises(TransformError, match=r"the class label of row 1 is missing. Hint: leave such rows out"):
         ClassEncoder().fit(np.array([["a"], [None]], dtype=object))

@@ -95,15 +95,19 @@ def names_of(value: Names) -> tuple[str, ...]:
     names: tuple[Any, ...] = () if value is None else (value,) if is_single else tuple(value)
     for name in names:
         if not isinstance(name, str):
-            raise ColumnError(
-                f"{name!r} cannot be the name of a column",
-                cause="column names must be text",
-                hint="rename the columns (pandas: df.columns = ['_'.join(map(str, name)) for name in df.columns])"
-                if isinstance(name, tuple)
-                else "rename the column (pandas: df.columns = df.columns.astype(str))",
-            )
+            raise _no_text(name)
         check_encodable(name)
     return names
+
+
+def _no_text(name: object) -> ColumnError:
+    return ColumnError(
+        f"{name!r} cannot be the name of a column",
+        cause="column names must be text",
+        hint="rename the columns (pandas: df.columns = ['_'.join(map(str, name)) for name in df.columns])"
+        if isinstance(name, tuple)
+        else "rename the column (pandas: df.columns = df.columns.astype(str))",
+    )
 
 
 def check_encodable(name: str) -> None:
@@ -142,10 +146,11 @@ def brief(names: Sequence[str]) -> str:
 def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnError:
     """Create the error for a column that a feature set does not have."""
     columns = list(columns)
+    has_no_text = bool(columns) and not any(isinstance(column, str) for column in columns)
     return ColumnError(
         f"{label!r} has no column {name!r}",
         available=listed(columns) if columns else "",
-        hint=did_you_mean(name, columns),
+        hint=_no_text(columns[0]).hint if has_no_text else did_you_mean(name, columns),
     )
 
 

@@ -103,7 +103,10 @@ def labelled_data(
         PhaseError: The validation does not match the data.
         DataError, ColumnError: Columns are missing or have wrong types or shapes.
     """
-    _check_one_table(data, validation)
+    is_set = isinstance(data, (FeatureSet, FeatureSetView))
+    if isinstance(validation, str) and not is_set and not Path(validation).exists():
+        problem = f"validation={shown(validation)} names a split, but the data have no splits"
+        raise PhaseError(problem, hint="write validation=0.2")
     wired = wire(rules, column_names(data), features, target)
     if is_streamed(data):
         if isinstance(validation, (Real, str)):
@@ -119,7 +122,6 @@ def labelled_data(
             (rows,), _ = labelled_sets(rules, wired, [validation], counts=has_counts)
             other = {LABEL: rows}
         return LabelledData(source, source, other, *_wired(rules, source, wired, node, has_counts), wired)
-    is_set = isinstance(data, (FeatureSet, FeatureSetView))
     base = data.view().feature_set if is_set else data
     by_name = isinstance(validation, str) and is_set
     own_rows = None
@@ -168,21 +170,6 @@ def _wired(
     inputs = {name: data.reference(name) for name in taken if name in names}
     mask = f"{LABEL}.{COUNTED}" if has_counts else None
     return inputs, AppliedLoss.from_output(node, rules.output, mask=mask)
-
-
-def _check_one_table(data: Any, validation: Any) -> None:
-    """Refuse dicts of data sets, and split names for data without splits."""
-    if isinstance(data, Mapping) and data and all(map(has_table, data.values())):
-        first, second = (*data, *data)[:2]
-        raise DataError(
-            f"the data are {len(data)} data sets by name",
-            available=listed(data),
-            hint=f"pass one: fit(model, data[{first!r}], validation=data[{second!r}], ...)",
-        )
-    is_set = isinstance(data, (FeatureSet, FeatureSetView))
-    if isinstance(validation, str) and not is_set and not Path(validation).exists():
-        problem = f"validation={shown(validation)} names a split, but the data have no splits"
-        raise PhaseError(problem, hint="write validation=0.2")
 
 
 # -- columns of arguments ----------------------------------------------------------------------------------------------

@@ -90,6 +90,19 @@ def readable(data: Any) -> Any:
         raise DataError(problem, hint="write table.iloc[[0]] for a row, series.to_frame() for a column")
     if hasattr(data, "collect") and hasattr(data, "collect_schema"):
         raise DataError(f"a {kind} has no rows yet", hint="pass its result: frame.collect()")
+    if hasattr(data, "to_table") and hasattr(data, "scanner"):
+        raise DataError(f"a {kind} has no rows yet", hint="pass its table: dataset.to_table()")
+    if (
+        isinstance(data, Mapping)
+        and data
+        and all(has_table(it) or (hasattr(it, "iloc") and hasattr(it, "columns")) for it in data.values())
+    ):
+        first, second = (*data, *data)[:2]
+        raise DataError(
+            f"the data are {len(data)} {'table' if len(data) == 1 else 'tables'} by name",
+            available=listed(data),
+            hint=f"pass one: fit(model, data[{first!r}], validation=data[{second!r}], ...)",
+        )
     if isinstance(data, bytes):
         data = os.fsdecode(data) if b"\n" not in data else data.decode("utf-8", "replace")
     if isinstance(data, str) and "\n" in data:
@@ -195,6 +208,7 @@ def tag_table(data: Any, names: Any) -> Any:
         unknown = next((name for name in names if name not in there), None)
         if unknown is not None:
             raise no_column(LABEL, unknown, there)
+        _check_unique([name for name in there if name in names])
         data = {name: data[name] for name in names}
     table = _table(_of_one_type(data), RoleNames((), (), ...))
     if names is ...:
@@ -203,6 +217,21 @@ def tag_table(data: Any, names: Any) -> Any:
     if unknown is not None:
         raise no_column(LABEL, unknown, table.column_names)
     return table.select(list(names))
+
+
+def missing_column(table: Any, name: str, columns: Sequence[str]) -> ColumnError:
+    """Return the error for a column that a table does not have, which may be its index."""
+    if name in getattr(getattr(table, "index", None), "names", ()):
+        problem = f"{name!r} is the index of the table, which fit does not read"
+        return ColumnError(problem, hint="make it a column (pandas: table.reset_index())")
+    return no_column(LABEL, name, columns)
+
+
+def _check_unique(names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        problem = f"the table has {Counter(names)[twice[0]]} columns called {twice[0]!r}"
+        raise ColumnError(problem, hint="rename all but one of them")
 
 
 def _of_one_type(data: Any) -> Any:
@@ -586,10 +615,7 @@ def raw_table(user_data: Any, features: Features, target: Names, how: Preprocess
         raise no_target(column_names(table))
     targets = names_of(pair_target)
     there = column_names(table)
-    twice = [name for name, count in Counter(there or ()).items() if count > 1]
-    if twice:
-        problem = f"the table has {Counter(there)[twice[0]]} columns called {twice[0]!r}"
-        raise ColumnError(problem, hint="rename all but one of them")
+    _check_unique(there or ())
     if not isinstance(how.embed, (bool, list, tuple)) and how.embed != "auto":
         problem = f"fit has embed={shown(how.embed)}, which does not name columns"
         column = how.embed if isinstance(how.embed, str) else "COLUMN"
@@ -597,7 +623,7 @@ def raw_table(user_data: Any, features: Features, target: Names, how: Preprocess
     embedded = how.embed if isinstance(how.embed, (list, tuple)) else ()
     for name in (*how.drop, *how.categories, *embedded, *targets, *names_of(pair_features)):
         if there is not None and name not in there:
-            raise no_column(LABEL, name, there)
+            raise missing_column(table, name, there)
     for name in (*how.drop, *how.categories):
         if name in targets:
             raise ColumnError(

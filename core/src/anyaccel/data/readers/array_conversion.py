@@ -72,10 +72,12 @@ def tag_column(name: str, values: Any) -> Any:
         plain = converted
         if isinstance(converted, np.ndarray):
             plain = converted.copy() if converted.ndim == 1 else converted.tolist()
+            if converted.dtype.kind in "mM" and np.datetime_data(converted.dtype)[0] not in ("s", "ms", "us", "ns"):
+                plain = converted.astype(f"{converted.dtype.kind}8[s]")  # Arrow has no months or hours
         try:
             column = pa.array(plain, from_pandas=True)  # NaN among text is missing, too
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            if _array(name, converted).dtype.kind == "c":
+            if hasattr(converted, "toarray") or _array(name, converted).dtype.kind == "c":
                 raise no_number from error
             raise ColumnError(
                 f"column {name!r} cannot be read: {error}",

@@ -18,6 +18,7 @@ NUMBER, BOOL, TEXT, DATE, EMPTY = "number", "bool", "text", "date", "empty"
 
 _DAY = r"\d{4}-\d{2}-\d{2}"
 _ISO_DATE = rf"^{_DAY}([T ]\d{{2}}:\d{{2}}(:\d{{2}}(\.\d+)?)?(Z|[+-]\d{{2}}:?\d{{2}})?)?$"
+_TIME_OF_DAY = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?$"
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 DATE_PARTS = ("year", "month", "day", "weekday", "hour", "seconds")
 
@@ -55,11 +56,14 @@ def family_of(name: str, arrow_type: Any) -> str:
         is_kind(arrow_type) for is_kind in (types.is_decimal, types.is_duration, types.is_time)
     ):
         return NUMBER
-    kind = getattr(arrow_type, "extension_name", arrow_type)
+    kind = str(getattr(arrow_type, "extension_name", arrow_type))
+    code = {"pandas.period": ".dt.to_timestamp()", "pandas.interval": ".astype('category')"}.get(kind)
     raise ColumnError(
         f"column {name!r} is {kind}, which fit cannot use as features",
         available="numbers, booleans, text, categories, dates and times",
-        hint=f"leave it out, drop=[{name!r}], or convert it to such columns first",
+        hint=f"convert it first (pandas: table[{name!r}]{code}), or leave it out, drop=[{name!r}]"
+        if code
+        else f"leave it out, drop=[{name!r}], or convert it to such columns first",
     )
 
 
@@ -95,6 +99,14 @@ def dates(column: Any) -> Any:
         except pa.ArrowInvalid:
             continue
     return None
+
+
+def times_of_day(column: Any) -> Any:
+    """Return a column of text such as 08:30 or 08:30:15 as times, as a CSV file is read; None if a text is no time."""
+    if not compute.all(compute.match_substring_regex(column, _TIME_OF_DAY)).as_py():
+        return None
+    texts = compute.binary_join_element_wise(pa.scalar("1970-01-01", column.type), column, pa.scalar(" ", column.type))
+    return texts.cast(pa.timestamp("us")).cast(pa.time64("us"))
 
 
 def date_numbers(column: Any, parts: tuple[str, ...] = DATE_PARTS) -> np.ndarray:
@@ -153,6 +165,13 @@ def categories(column: Any) -> np.ndarray:
     return values
 
 
+def _booleans(column: Any) -> dict[Any, bool]:
+    """Return the truth of the texts in a column, as far as they are known."""
+    texts = [value for value in compute.unique(column).to_pylist() if isinstance(value, str)]
+    known = {value: value.strip().lower() in ("true", "yes", "t", "y", "1", "on") for value in texts}
+    return known if 0 < len(known) <= 2 else {"yes": True, "no": False}
+
+
 def other_family(name: str, column: Any, expected: str) -> ColumnError:
     """Return the error for a column with another family of values than in training."""
     place = next((row for row, value in enumerate(column.to_pylist()) if value is not None), 0)
@@ -163,7 +182,7 @@ def other_family(name: str, column: Any, expected: str) -> ColumnError:
     words = {NUMBER: "numbers", BOOL: "booleans", TEXT: "text", DATE: "dates"}
     hints = {
         NUMBER: f"convert them to numbers first (pandas: {as_numbers})",
-        BOOL: f"convert them to booleans first (pandas: table[{name!r}].map({{'yes': True, 'no': False}}))",
+        BOOL: f"convert them to booleans first (pandas: table[{name!r}].map({_booleans(column)}))",
         TEXT: f"convert them to text as in training (pandas: table[{name!r}].astype(str), or read_csv with "
         f"dtype={{{name!r}: str}})",
         DATE: f"convert them to dates first (pandas: {as_dates})",

@@ -196,6 +196,10 @@ def _names(columns: Any, names: Sequence[str]) -> list[str]:
     if isinstance(columns, str):
         return [columns]
     if isinstance(columns, slice):
+        if isinstance(columns.start, str) or isinstance(columns.stop, str):  # both ends belong to a slice of names
+            start = names.index(columns.start) if columns.start is not None else 0
+            stop = names.index(columns.stop) + 1 if columns.stop is not None else None
+            return list(names[start : stop : columns.step])
         return list(names[columns])
     chosen = list(getattr(columns, "data", columns))  # a list that warned when it was read, before scikit-learn 1.7
     if chosen and all(isinstance(item, (bool, np.bool_)) for item in chosen):

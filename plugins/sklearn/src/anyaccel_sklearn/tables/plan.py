@@ -19,6 +19,7 @@ from anyaccel_sklearn.tables.arrow_values import (
     BOOL,
     DATE,
     DATE_PARTS,
+    NUMBER,
     TEXT,
     categories,
     date_numbers,
@@ -26,6 +27,7 @@ from anyaccel_sklearn.tables.arrow_values import (
     decoded,
     family_of,
     numbers,
+    times_of_day,
 )
 from anyaccel_sklearn.tables.given_transformer import GivenTransformer
 from anyaccel_sklearn.tables.text_values import DATES, NUMBERS, code_to_read, is_order_unknown, share_like
@@ -34,6 +36,7 @@ from anyaccel_sklearn.transforms.scalers import SCALERS
 
 _UNIQUE, _FEWEST = 0.95, 10  # of a text column: fraction of different values, and rows, from which it identifies rows
 _IDENTIFIER = "identifier"
+_STAND_INS = (99, 999, 9999, 99999, 999999)  # also negative; written for missing values
 _FEWEST_NUMBERED = 50  # rows from which different integers look like row numbers
 
 
@@ -69,12 +72,14 @@ def treatment_of(
     zones: dict[str, str] = {}
     report: list[TableColumn] = []
     identifiers: list[str] = []
+    stand_ins: dict[str, tuple[float, int]] = {}
     for name in table.column_names:
         column = decoded(table.column(name))
         family, values = family_of(name, column.type), column
-        if family == TEXT and name not in as_categories:
-            as_dates = dates(column) if column.null_count < len(column) else None
-            family, values = (TEXT, column) if as_dates is None else (DATE, as_dates)
+        if family == TEXT and name not in as_categories and column.null_count < len(column):
+            for kind, read in ((DATE, dates), (NUMBER, times_of_day)):
+                made = read(column)
+                family, values = (family, values) if made is None else (kind, made)
         families[name] = family
         is_category = name in as_categories or (_is_dictionary(table.column(name).type) and family != DATE)
         if is_category or family in (BOOL, TEXT):
@@ -85,6 +90,8 @@ def treatment_of(
             described = _date(name, times)
         else:
             described = _number(name, values)
+            if found := _stand_in(numbers(name, values)):
+                stand_ins[name] = found
         kind_of_part, column_report, detail = described
         report.append(column_report)
         if kind_of_part == "dates":
@@ -124,6 +131,15 @@ def treatment_of(
         problem = f"the integers of {listed(map(repr, counting))} differ in all rows, as row numbers do (pandas writes "
         problem += f"them into a CSV file without a name); if they are row numbers, leave them out: drop={counting}"
         warnings.warn(problem, TableWarning, user_level())
+    if stand_ins:
+        counts = (f"{name!r} ({value:g} in {count:,} rows)" for name, (value, count) in stand_ins.items())
+        code = ", ".join(f"{name!r}: {{{value:g}: float('nan')}}" for name, (value, _) in stand_ins.items())
+        warnings.warn(
+            f"numbers far from all others, as tables have them for missing values: {listed(counts)}; if they stand for "
+            f"missing values, leave them empty (pandas: table.replace({{{code}}}))",
+            TableWarning,
+            user_level(),
+        )
     treatment = TableTreatment(**parts, by_interval=embeds, families=families, columns=report, target=target, seed=seed)
     treatment.zones = zones
     return treatment
@@ -226,6 +242,19 @@ def _says_nothing(name: str, column: Any, present: np.ndarray, n_missing: int) -
         return None
     value = compute.drop_null(column)[0].as_py() if present.size else None
     return _dropped(name, n_missing, len(present) + n_missing, value)
+
+
+def _stand_in(values: np.ndarray) -> tuple[float, int] | None:
+    """Return a number such as -999 that is far from all others and in several rows, and how often it is there."""
+    present = values[~np.isnan(values)]
+    for value in (present.min(), present.max()) if present.size else ():
+        others = present[present != value]
+        count = len(present) - len(others)
+        if abs(value) in _STAND_INS and count > 1 and len(others):
+            gap, spread = max(others.min() - value, value - others.max()), np.ptp(others)
+            if gap > spread > 0:
+                return float(value), count
+    return None
 
 
 def _counts_rows(column: Any) -> bool:

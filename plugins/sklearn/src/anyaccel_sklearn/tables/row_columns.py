@@ -12,7 +12,7 @@ import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView
-from anyaccel.data.roles import Names, listed, names_of, no_column, stamp
+from anyaccel.data.roles import Names, listed, names_of, stamp
 from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.fitting.fit_function import EqualRows
 from anyaccel.fitting.tables import (
@@ -23,6 +23,7 @@ from anyaccel.fitting.tables import (
     TrainingData,
     column_names,
     is_table,
+    missing_column,
     named_pair,
     tag_table,
 )
@@ -71,7 +72,7 @@ class RowColumns(EqualRows):
         apart = (*weights, *names_of(self._group))
         for name in (*apart, *(names_of(self._stratify) if self._stratify is not True else ())):
             if name not in there:
-                raise no_column(LABEL, name, there)
+                raise missing_column(data, name, there)
         wrong = [name for name in apart if name in self._target]
         if wrong:
             problem = f"column {wrong[0]!r} is the target, but is also named in sample_weight= or group="

@@ -29,6 +29,7 @@ from anyaccel_sklearn.tables.arrow_values import (
     in_zone,
     numbers,
     other_family,
+    times_of_day,
 )
 from anyaccel_sklearn.transforms.table_transform import TableTransform
 
@@ -226,8 +227,10 @@ class TableTreatment(TableTransform):
         made = column
         if expected == DATE and family in (DATE, TEXT, EMPTY):
             made = dates(column)
-        is_like = family in (expected, EMPTY) or {family, expected} == {NUMBER, BOOL} or expected == DATE == family
-        if made is None or not (is_like or (expected == DATE and family == TEXT)):
+        elif expected == NUMBER and family == TEXT:
+            made = times_of_day(column)
+        is_read = expected in (DATE, NUMBER) and family == TEXT
+        if made is None or not (family in (expected, EMPTY) or {family, expected} == {NUMBER, BOOL} or is_read):
             raise other_family(name, column, expected)
         return in_zone(name, made, self.zones[name]) if name in self.zones and family != EMPTY else made
 

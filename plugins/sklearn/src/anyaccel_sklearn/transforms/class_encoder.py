@@ -62,7 +62,7 @@ class ClassEncoder:
         if unseen is not None or None in labels:
             raise TransformError(
                 f"the class {shown(unseen)} was not among the fitted classes",
-                available=listed(index),
+                available=listed(map(shown, index)),
                 hint="leave these rows out, or also train on rows of this class",
             )
         return np.array([index[label] for label in labels], dtype=np.int64).reshape(-1, 1)
