@@ -182,3 +182,32 @@ def test_variables_that_nothing_reads(hint: Any, cli: Any, monkeypatch: pytest.M
     assert "numpy" in cli("plugins").output  # anyaccel plugins
     monkeypatch.setenv("ANYACCEL_PLUGINS", "numpy")
     assert "COLOUR" not in (output := cli("doctor").output) and "zzzz" not in output
+
+
+def test_commands_by_other_names(hint: Any, cli: Any, tmp_path: Path) -> None:
+    script = tmp_path / "SCRIPT.py"
+    script.write_text("import os; print('rank', os.environ['RANK'])")
+    with hint("write anyaccel run --replicas 2 SCRIPT") as printed:
+        printed.text = cli("launch", "SCRIPT").output
+    with hint("run your script with python; anyaccel run --replicas 2 SCRIPT starts several processes") as printed:
+        printed.text = cli("train", "SCRIPT").output
+    assert "rank 1" in printed_by("anyaccel", "run", "--replicas", "2", str(script))
+    with hint("anyaccel doctor checks this machine, anyaccel conform NAME a plugin") as printed:
+        printed.text = cli("test").output
+    assert "PASS" in cli("doctor").output  # anyaccel doctor
+    assert cli("conform", "--help").exit_code == 0  # anyaccel conform
+    with hint("anyaccel env lists versions and devices") as printed:
+        printed.text = cli("info").output
+    assert "anyaccel" in cli("env").output
+    with hint("write anyaccel devices") as printed:
+        printed.text = cli("list").output
+    assert "cpu:0" in cli("devices").output
+    with hint("write anyaccel plugins") as printed:
+        printed.text = cli("plugin").output
+    assert "numpy" in cli("plugins").output
+    with hint("write anyaccel --version") as printed:
+        printed.text = cli("version").output
+    assert cli("--version").output.startswith("anyaccel")
+    with hint("write anyaccel --help, or anyaccel COMMAND --help") as printed:
+        printed.text = cli("help").output
+    assert "devices" in cli("--help").output and "--json" in cli("devices", "--help").output  # COMMAND

@@ -28,6 +28,12 @@ def test_the_forms_of_requests(hint: Any) -> None:
         assert parse(request)
 
 
+def test_a_request_is_parsed(hint: Any) -> None:
+    with hint("write DeviceRequest.parse({})"):
+        aa.DeviceRequest("H100:8")  # type: ignore[arg-type]
+    assert aa.DeviceRequest.parse("H100:8") == parse("H100:8")
+
+
 def test_parts_of_requests(hint: Any) -> None:
     with hint("write 'gpu' or 'any'"):
         parse(", gpu")

@@ -137,7 +137,7 @@ def test_hostile_files_are_refused_with_their_name(name, tmp_path: Path):
 def test_what_is_no_file_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="it is not a file"):
         Inventory.from_file(tmp_path)
-    with pytest.raises(ConfigError, match=r"the inventory in none.json: it is not a file"):
+    with pytest.raises(ConfigError, match=r"the inventory in none.json: the file does not exist\. Hint: write {"):
         Inventory.from_file(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="None is not the path of an inventory"):
         Inventory.from_file(None)  # type: ignore[arg-type]

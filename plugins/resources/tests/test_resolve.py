@@ -39,7 +39,7 @@ def test_json_and_a_machine_in_a_file(call, tmp_path):
     [
         (("H100:x",), "character 6: 'x' is not a count"),
         (("any", "--on", "foo"), "the inventory 'foo'"),
-        (("any", "--file", "none.json"), "it is not a file"),
+        (("any", "--file", "none.json"), "none.json: the file does not exist"),
         (("any", "--on", "T4", "--file", "x"), "both --on and --file describe a machine"),
     ],
 )

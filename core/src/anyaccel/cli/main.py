@@ -29,11 +29,34 @@ def _version() -> str:
         return "not installed"
 
 
+_COMMAND_HINTS = {
+    **dict.fromkeys(("launch", "torchrun"), "write anyaccel run --replicas 2 SCRIPT"),
+    **dict.fromkeys(
+        ("train", "fit"), "run your script with python; anyaccel run --replicas 2 SCRIPT starts several processes"
+    ),
+    **dict.fromkeys(("test", "check"), "anyaccel doctor checks this machine, anyaccel conform NAME a plugin"),
+    **dict.fromkeys(("info", "config", "report"), "anyaccel env lists versions and devices"),
+    **dict.fromkeys(("list", "device", "gpus"), "write anyaccel devices"),
+    "plugin": "write anyaccel plugins",
+    "version": "write anyaccel --version",
+    "help": "write anyaccel --help, or anyaccel COMMAND --help",
+}
+"""Hints for commands of other libraries."""
+
+
 class _Group(click.Group):
     """The commands of core, and those of installed distributions, which are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *(entry.name for entry in entry_points(COMMANDS))})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        hint = _COMMAND_HINTS.get(args[0]) if args and self.get_command(ctx, args[0]) is None else None
+        if hint:
+            ctx.fail(f"No such command {args[0]!r}: {hint}.")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from anyaccel.arguments import flag, shown
 from anyaccel.call_hints import class_hints
-from anyaccel.errors import ConfigError, DeviceParseError
+from anyaccel.errors import ArgumentError, ConfigError, DeviceParseError
 from anyaccel.registry import registry
 from anyaccel_resources.allocation import Allocation, allocate
 from anyaccel_resources.entry import RequestEntry
@@ -38,6 +38,12 @@ class DeviceRequest:
 
     entries: tuple[RequestEntry, ...]
     ordered: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.entries, tuple):
+            problem = f"the entries of a DeviceRequest are {shown(self.entries)}, not a tuple of RequestEntry objects"
+            text = self.entries if isinstance(self.entries, str) else "H100:8, any"
+            raise ArgumentError(problem, hint=f"write DeviceRequest.parse({text!r})")
 
     def __str__(self) -> str:
         text = ", ".join(map(str, self.entries))

@@ -277,7 +277,7 @@ def _entries(entries: Any, path: str | Path) -> list[str]:
 def _parsed(path: Path) -> Any:
     try:
         if not path.is_file():  # a pipe or device would never end
-            raise _wrong(path, "it is not a file")
+            raise OSError("it is not a file" if path.exists() else "the file does not exist")
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,7 @@ def run_names(folder: str) -> list[str]:
         hint = "pass the folder of a Checkpoint(...)"
     if not there:
         cause = "the folder does not exist" if there is None else "the folder is empty"
+        cause = "it is a file" if Path(str(folder)).is_file() else cause
         raise ConfigError(f"{storage.name!r} has no checkpoints", cause=cause, hint=hint)
     cause = f"it has {', '.join(sorted(there)[:10])}"
     raise ConfigError(f"{storage.name!r} has no checkpoints", cause=cause, hint=hint)
