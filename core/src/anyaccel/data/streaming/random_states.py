@@ -36,7 +36,7 @@ _PLAIN = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, M
 def imported_backends() -> Iterator[Backend]:
     """Yield the backends whose frameworks have been imported."""
     for backend in registry().backends_in_use:
-        if not sys.modules.keys().isdisjoint(backend.import_roots):
+        if backend.import_roots[0] in sys.modules:  # others, such as the plugin's package, do not import the framework
             yield backend
 
 
