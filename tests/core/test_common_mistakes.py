@@ -43,7 +43,7 @@ def graph(data: aa.FeatureSet, width: int = 1) -> aa.ModelGraph:
         ({"batchsize": 16}, r"no setting 'batchsize'. Hint: write batch_size=16 for batches of 16"),
         ({"metrics": ["mse"]}, r"no setting 'metrics'. Hint: .*validation=EvalPhase\(..., metrics=\[...\]\)"),
         (
-            {"callbacks": aa.EarlyStopping()},
+            {"callbacks": "early_stopping"},
             r"callbacks must be a list, got .*. Hint: write callbacks=\[EarlyStopping\(\)\]",
         ),
         ({"callbacks": [aa.EarlyStopping]}, r"is not a Callback. Hint: .*EarlyStopping\(\)"),
@@ -179,6 +179,11 @@ def test_a_negative_seed_is_restored_from_the_state() -> None:
 
 def experiment(*nodes: aa.ModelNode) -> aa.Experiment:
     return aa.Experiment("e", aa.ModelGraph(list(nodes), "adam"), progress="none")
+
+
+def test_a_single_callback_needs_no_list() -> None:
+    stopping = aa.EarlyStopping("loss")
+    assert aa.TrainPhase("t", data="train", losses=LOSS, callbacks=stopping).callbacks == (stopping,)
 
 
 def test_a_single_loss_needs_no_list() -> None:

@@ -51,13 +51,42 @@ def test_words_of_others_for_what_fit_returns(hint: Any, tmp_path: Path) -> None
     assert isinstance(model.model, aa.SequentialMLP)
     with hint("pass x and y as a pair: (x, y)"):
         model.evaluate(TABLE, np.ones(3))
-    with hint("to train on, write experiment.run_phase(phase)"):
+    with hint("to continue training, write fitted.experiment.run_phase(fitted.phase)"):
         model.fit(TABLE)
-    assert model.experiment.run_phase(model.phase).loss.size
+    fitted_model = model
+    assert fitted_model.experiment.run_phase(fitted_model.phase).loss.size
+    with hint("write fitted.graph.summary()"):
+        model.summary()
+    assert "model" in fitted_model.graph.summary()
     with hint("write save('FOLDER')"):
         model.save_model(tmp_path / "FOLDER")
     model.save(tmp_path / "FOLDER")
     assert aa.load(tmp_path / "FOLDER").predict(TABLE).shape == (24,)
+
+
+def test_settings_by_other_values(hint: Any, tmp_path: Path) -> None:
+    with hint("write loss={}"):
+        fitted(target="price", loss=["mse"])
+    assert fitted(target="price", loss="mse").results.loss.size
+    with hint("write validation={}"):
+        fitted(target="price", validation="0.25")
+    assert fitted(target="price", validation=0.25).results.figure("val_loss").size
+    folder = str(tmp_path / "a")
+    with hint("write checkpoint={}, resume='auto'"):
+        fitted(target="price", resume=folder)
+    assert fitted(target="price", checkpoint=folder, resume="auto").results.loss.size == 1
+    with hint("write callbacks=[EarlyStopping()]"):
+        fitted(target="price", validation=0.25, callbacks=["early_stopping"])
+    assert fitted(target="price", validation=0.25, callbacks=[aa.EarlyStopping()]).results.loss.size
+    with hint("pass it as checkpoint=Checkpoint('runs/a')"):
+        fitted(target="price", callbacks=[aa.Checkpoint(tmp_path / "b")])
+    assert fitted(target="price", checkpoint=aa.Checkpoint(tmp_path / "b")).results.loss.size
+    with hint("write replicas=2, or accelerator='gpu:*'"):
+        fitted(target="price", devices=2)
+    with aa.simulate(2):
+        trained = fitted(target="price", framework=None, accelerator="sim:*", batch_size=4)
+        assert len(fitted(target="price", accelerator="sim", replicas=2, batch_size=4).results.loss) == 1
+    assert trained.results.loss.size
 
 
 def test_metrics_by_name(hint: Any) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ConfigError
+from anyaccel.errors import ConfigError, SpecError
 from anyaccel.precision import LossScale
 from anyaccel_offload.planner import Block, DeviceSpec, Edge, memory_size, plan_blocks
 
@@ -26,14 +28,64 @@ def phase(**settings: Any) -> aa.TrainPhase:
     return aa.TrainPhase("train", data="all", losses=[LOSS], **settings)
 
 
-def test_names_of_other_libraries_for_training(hint: Any) -> None:
-    with hint("write Experiment('name', graph).run(TrainPhase('train', data='train', losses=[...]))"):
+def test_names_of_other_libraries_for_training(hint: Any, tmp_path: Path) -> None:
+    model, x, y = aa.SequentialMLP(1), X, X[:, :1]
+    with hint("write fit(model, (x, y), loss='mse')"):
         _ = aa.Trainer
-    data = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
-    data.add_splits({"train": range(4)})
-    net = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), data.reference())], "sgd")
-    experiment = aa.Experiment("name", net, progress="none")
-    assert experiment.run(aa.TrainPhase("train", data="train", losses=[LOSS]))[0].loss.size == 1
+    fitted = aa.fit(model, (x, y), loss="mse", progress="none")
+    with hint("fit returns a model with evaluate(data), predict(data) and save('FOLDER')"):
+        _ = aa.predict
+    fitted.save(tmp_path / "FOLDER")
+    assert fitted.evaluate((x, y)).loss < 1e9 and fitted.predict(x).shape == y.shape
+    with hint("write fit(..., seed=0), or ModelGraph(..., seed=0)"):
+        _ = aa.seed_everything
+    assert aa.fit(aa.SequentialMLP(1), (x, y), loss="mse", epochs=1, seed=0, progress="none").graph.seed == 0
+    assert aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference())], seed=0).seed == 0
+    with hint("write EarlyStopping('val_loss'); every callback is a name of this package"):
+        _ = aa.callbacks
+    with hint("write Checkpoint('runs/a', keep_best='val_loss'), as checkpoint= of fit or TrainPhase"):
+        _ = aa.ModelCheckpoint
+    stops, kept = aa.EarlyStopping("val_loss"), aa.Checkpoint(tmp_path / "runs/a", keep_best="val_loss")
+    settings: dict[str, Any] = {"validation": 0.25, "epochs": 2, "progress": "none"}
+    aa.fit(aa.SequentialMLP(1), (x, y), loss="mse", callbacks=stops, checkpoint=kept, **settings)
+    assert (tmp_path / "runs/a").is_dir() and aa.TrainPhase(
+        data="all", losses=LOSS, validation="all", checkpoint=kept
+    ).checkpoint
+
+
+def test_names_of_other_libraries_for_optimizers(hint: Any) -> None:
+    with hint("write Optimizer('adam', lr=1e-3)"):
+        _ = aa.Adam
+    assert aa.Optimizer("adam", lr=1e-3).lr == 1e-3
+    with hint("write Optimizer('adam', lr=1e-3, schedule=Schedule('cosine', steps=1000))"):
+        _ = aa.CosineDecay
+    with pytest.raises(SpecError, match=r"no setting step_size.* Hint: it is called 'every'"):
+        aa.Schedule("step", step_size=30, rate=0.1)
+    assert aa.Optimizer("adam", lr=1e-3, schedule=aa.Schedule("cosine", steps=1000)).schedule.factor(1000) == 0
+    with hint("write Loss('cross_entropy')"):
+        _ = aa.losses
+    assert aa.Loss("cross_entropy").name == "cross_entropy"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("EarlyStoping", "EarlyStopping"), ("devcies", "devices")])
+def test_misspelled_names_of_the_package(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'. Hint: did you mean '{meant}'"):
+        getattr(aa, name)
+    assert not hasattr(aa, name) and hasattr(aa, meant)
+
+
+def test_imports_of_names_that_do_not_exist() -> None:
+    with pytest.raises(
+        ImportError, match=r"cannot import name 'devcies' from 'anyaccel'\. Hint: did you mean 'devices'"
+    ):
+        from anyaccel import devcies  # type: ignore[attr-defined]  # noqa: F401
+    with pytest.raises(ImportError, match=r"cannot import name 'Trainer' from 'anyaccel'\. Hint: write fit\(model, "):
+        from anyaccel import Trainer  # type: ignore[attr-defined]  # noqa: F401
+    with pytest.raises(ImportError, match=r"^cannot import name 'xyzzy' from 'anyaccel' \("):  # Python's own message
+        from anyaccel import xyzzy  # type: ignore[attr-defined]  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'anyaccel.xyzzy'$"):
+        import anyaccel.xyzzy  # type: ignore[import-not-found]  # noqa: F401
+    assert importlib.util.find_spec("anyaccel.xyzzy") is None
 
 
 def test_names_of_other_libraries_for_graphs(hint: Any) -> None:
@@ -43,8 +95,6 @@ def test_names_of_other_libraries_for_graphs(hint: Any) -> None:
         _ = aa.Dataset
     with hint("write ModelGraph([ModelNode('net', model, data.reference())], 'adam')"):
         _ = aa.Model
-    with hint("write ModelGraph(nodes, optimizer, seed=0)"):
-        _ = aa.manual_seed
     with hint("a phase draws batches: TrainPhase(..., batch_size=32)"):
         _ = aa.DataLoader
     with hint("write find_learning_rate(graph, phase)"):
@@ -119,9 +169,35 @@ def test_numbers_of_settings(hint: Any) -> None:
     with hint("write {}={}") as _:
         aa.SimpleSampler(16, shuffle="yes")  # type: ignore[arg-type]
     assert aa.SimpleSampler(16, shuffle=True).shuffle
-    with hint("give {}=..."):
+    with hint("write Schedule({}, {}={})"):
         aa.Schedule("cosine")
     assert aa.Schedule("cosine", steps=10).factor(10) == 0
+
+
+def test_names_of_devices_and_moves(hint: Any) -> None:
+    with hint("write devices()"):
+        _ = aa.list_devices
+    with hint("write best_device(), or device_of(tensor)"):
+        _ = aa.default_device
+    assert aa.best_device() in aa.devices() and aa.device_of(X) == aa.Device("cpu")
+    with hint("write Device.parse({})"):
+        aa.Device("cpu:0")
+    assert aa.Device.parse("cpu:0") == aa.Device("cpu")
+    with hint("write devices_or_cpu({})[0]"):
+        aa.best_device("cuda")  # type: ignore[arg-type]
+    assert aa.devices_or_cpu("sim")[0] == aa.Device("cpu")
+    aa.simulate(1)
+    with hint("write move(tensors, 'gpu:0'), or place(model, 'gpu:0')"):
+        _ = aa.to_device
+    model = aa.SequentialMLP(1)
+    assert aa.device_of(aa.move({"x": X}, "sim:0")) == aa.Device("sim") and aa.place(model, "sim:0") is model
+    accelerator = aa.Accelerator("sim:0")
+    with hint("write place(model) for models, and move(batch) for tensors"):
+        accelerator.to(model)  # type: ignore[attr-defined]
+    assert accelerator.place(model) is model and aa.device_of(accelerator.move(X)) == aa.Device("sim")
+    with hint("write anyaccel.devices('gpu')"):
+        _ = accelerator.device_count  # type: ignore[attr-defined]
+    assert aa.devices("sim") == [aa.Device("sim")]
 
 
 def test_devices_of_others(hint: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.capability import Capability
-from anyaccel.errors import AnyaccelError
+from anyaccel.errors import AnyaccelError, ConfigError
 from anyaccel_distributed.own_loop.processes import LoopProcesses
 
 torch = pytest.importorskip("torch")
@@ -638,3 +640,47 @@ def test_a_loss_that_is_no_mean_over_rows_is_warned_of() -> None:
         F.cross_entropy(net(x[part]), y[part], weight=weight).backward()
         optimizer.step()
     assert torch.allclose(exact, net.weight, atol=1e-6) and not torch.allclose(mean, net.weight, atol=1e-6)
+
+
+def test_names_of_a_loop(hint: Any) -> None:
+    with hint("write loop = Loop(), and loop.backward(loss)"):
+        _ = aa.Fabric
+    with hint("your own training loop has it: loop = anyaccel.Loop('cpu'), and loop.prepare(model, optimizer, loader)"):
+        aa.Accelerator("cpu").prepare()  # type: ignore[attr-defined]
+    loop, (model, optimizer, loader) = aa.Loop("cpu", framework="torch"), parts()
+    model, optimizer, loader = loop.prepare(model, optimizer, loader)
+    for x, y in loader:
+        loop.backward(F.mse_loss(model(x), y))
+        optimizer.step()
+    assert loop.step == len(loader)
+
+
+def test_precision_by_other_names(hint: Any) -> None:
+    with hint("write fit(..., precision='bf16-mixed'), or Loop(precision='bf16-mixed')"):
+        _ = aa.GradScaler
+    net, x = nn.Linear(2, 1), np.ones((4, 2), "float32")
+    fitted = aa.fit(net, (x, x[:, :1]), loss="mse", epochs=1, precision="bf16-mixed", progress="none")
+    assert fitted.results.loss.size == 1 and aa.Loop("cpu", framework="torch", precision="bf16-mixed").step == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: loop_of(seed="x"), r"Loop: seed='x' is not an int\. Hint: write seed=0\."),
+        (lambda: loop_of(log=3), r"Loop: log=3 is not the name of a folder\. Hint: write log='runs/a'\."),
+        (lambda: list(loop_of().epochs("3")), r"epochs='3' is not an int of at least 0\. Hint: write epochs=10\."),
+    ],
+)
+def test_wrong_types_of_settings(wrong: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        wrong()
+    assert list(loop_of(seed=0, log=None).epochs(2)) == [0, 1]
+
+
+def test_a_loop_needs_no_framework_if_only_one_is_imported(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch, anyaccel as aa\naa.devices('cpu')\nprint(aa.Loop('cpu'), 'jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout.strip() == "Loop('cpu:0', framework='torch') False"

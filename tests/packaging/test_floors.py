@@ -21,9 +21,9 @@ import pytest
 
 # Lowest first; modules and packages of one line do not import each other. "" is anyaccel/__init__.py.
 FLOORS: tuple[tuple[str, ...], ...] = (
+    ("suggestions",),
     (
         "printable",
-        "suggestions",
         "install_hints",
         "host_memory",
         "rng",
@@ -60,6 +60,7 @@ KERNEL = {
         "printable",
         "errors",
         "suggestions",
+        "attribute_hints",
         "call_hints",
         "install_hints",
         "html",
@@ -87,7 +88,6 @@ KERNEL = {
 BESIDE_THE_KERNEL = {
     *(
         "arguments",
-        "attribute_hints",
         "host_memory",
         "rng",
         "lazy_attributes",

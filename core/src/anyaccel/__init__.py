@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 from anyaccel import distributions as _distributions
+from anyaccel.lazy_attributes import MissingNames as _MissingNames
 from anyaccel.lazy_attributes import lazy_attributes as _lazy_attributes
 from anyaccel.version import __version__ as __version__
 
@@ -132,22 +133,45 @@ _MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for n
 __all__ = ["errors", *_MODULES]
 
 _GRAPH = "write ModelGraph([ModelNode('net', model, data.reference())], 'adam')"
+_FIT = "write fit(model, (x, y), loss='mse')"
 _OTHER_NAMES = {
-    "Model": _GRAPH,
-    "Graph": _GRAPH,
+    **dict.fromkeys(("Model", "Graph"), _GRAPH),
+    **dict.fromkeys(("Trainer", "train"), _FIT),
+    **dict.fromkeys(
+        ("evaluate", "predict", "save"), "fit returns a model with evaluate(data), predict(data) and save('FOLDER')"
+    ),
     "Sequential": "build the model in its framework, or use SequentialMLP",
-    "Trainer": "write Experiment('name', graph).run(TrainPhase('train', data='train', losses=[...]))",
-    "fit": "write Experiment('name', graph).run(TrainPhase('train', data='train', losses=[...]))",
+    "nn": "build models in their frameworks, or use SequentialMLP and SequentialCNN",
     "Node": "write ModelNode('net', model, data.reference())",
     "Dataset": "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
-    **dict.fromkeys(("lr_find", "find_lr", "LRFinder", "Tuner"), "write find_learning_rate(graph, phase)"),
     "DataLoader": "a phase draws batches: TrainPhase(..., batch_size=32)",
-    "manual_seed": "write ModelGraph(nodes, optimizer, seed=0)",
-    "seed": "write ModelGraph(nodes, optimizer, seed=0)",
-    "cuda": "write devices('gpu') to list the GPUs",
-    "is_available": "write devices('gpu') to list the GPUs",
+    **dict.fromkeys(("lr_find", "find_lr", "LRFinder", "Tuner"), "write find_learning_rate(graph, phase)"),
+    **dict.fromkeys(
+        ("manual_seed", "seed", "set_seed", "seed_everything"), "write fit(..., seed=0), or ModelGraph(..., seed=0)"
+    ),
+    **dict.fromkeys(("cuda", "gpu", "is_available", "gpu_available"), "write devices('gpu') to list the GPUs"),
+    **dict.fromkeys(("list_devices", "get_devices"), "write devices()"),
+    **dict.fromkeys(("default_device", "get_device", "current_device"), "write best_device(), or device_of(tensor)"),
     "device_count": "write len(devices('gpu'))",
-    "nn": "build models in their frameworks, or use SequentialMLP and SequentialCNN",
+    **dict.fromkeys(
+        ("to", "to_device", "send_to_device", "device_put"), "write move(tensors, 'gpu:0'), or place(model, 'gpu:0')"
+    ),
+    **dict.fromkeys(("optim", "optimizers", "Adam", "AdamW", "SGD"), "write Optimizer('adam', lr=1e-3)"),
+    **dict.fromkeys(
+        ("lr_scheduler", "schedules", "LearningRateScheduler", "LRScheduler", "CosineDecay", "CosineAnnealingLR"),
+        "write Optimizer('adam', lr=1e-3, schedule=Schedule('cosine', steps=1000))",
+    ),
+    **dict.fromkeys(("losses", "MSELoss", "CrossEntropyLoss"), "write Loss('cross_entropy')"),
+    "callbacks": "write EarlyStopping('val_loss'); every callback is a name of this package",
+    "ModelCheckpoint": "write Checkpoint('runs/a', keep_best='val_loss'), as checkpoint= of fit or TrainPhase",
+    **dict.fromkeys(
+        ("autocast", "GradScaler"), "write fit(..., precision='bf16-mixed'), or Loop(precision='bf16-mixed')"
+    ),
+    **dict.fromkeys(("Fabric", "backward"), "write loop = Loop(), and loop.backward(loss)"),
+    **dict.fromkeys(
+        ("launch", "notebook_launcher", "DistributedDataParallel"),
+        "start the script as anyaccel run --replicas 2 SCRIPT",
+    ),
 }
 _attribute, _ = _lazy_attributes(__name__, _MODULES, _OTHER_NAMES)
 
@@ -169,3 +193,4 @@ def __dir__() -> list[str]:
 
 
 _sys.meta_path.insert(0, _distributions.MovedModules)
+_sys.meta_path.append(_MissingNames(__name__, _OTHER_NAMES))

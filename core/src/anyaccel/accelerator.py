@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.backend import Backend, Exchange
 from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import map_leaves
@@ -34,7 +35,7 @@ SCALARS = (str, bytes, bool, int, float, complex, type(None))  # on no device: `
 
 @constructor_hints
 @dataclass(frozen=True, slots=True, init=False, repr=False)
-class Accelerator:
+class Accelerator(AttributeHints):
     """Request a device, with options: `Accelerator("gpu:0", pin_memory=True)`.
 
     Creating an Accelerator does not look at the machine. If the device is missing, an error is raised when it is used.
@@ -62,6 +63,13 @@ class Accelerator:
     pin_memory: bool
     spec: str = field(compare=False)
     is_request: ClassVar[bool] = False
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "to send_to_device": "write place(model) for models, and move(batch) for tensors",
+        "prepare backward accumulate autocast clip_grad_norm_ gather reduce unwrap_model is_main_process": (
+            "your own training loop has it: loop = anyaccel.Loop('cpu'), and loop.prepare(model, optimizer, loader)"
+        ),
+        "devices device_count": "write anyaccel.devices('gpu')",
+    }
 
     def __new__(cls, device: Any = "cpu", *, pin_memory: bool = False) -> Accelerator:
         if cls is Accelerator and not USUAL.fullmatch(str(device)):

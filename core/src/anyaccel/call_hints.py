@@ -20,7 +20,9 @@ UnknownArgument = Callable[[Any, str], AnyaccelError]
 _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("n_epochs", "num_epochs", "max_epochs", "nb_epoch", "n_epoch", "num_train_epochs"), ("epochs",)),
     **dict.fromkeys(("device", "devices", "device_map", "gpus", "where"), ("accelerator", "where", "devices")),
-    **dict.fromkeys(("learning_rate", "learningrate", "eta", "step_size"), ("lr",)),
+    **dict.fromkeys(("learning_rate", "learningrate", "eta"), ("lr",)),
+    "step_size": ("lr", "every"),
+    "gamma": ("rate",),
     **dict.fromkeys(("warmup_steps", "num_warmup_steps", "n_warmup_steps", "warm_up"), ("warmup",)),
     **dict.fromkeys(("decay_steps", "T_max"), ("steps",)),
     **dict.fromkeys(
@@ -88,7 +90,7 @@ _OF_OPTIMIZERS: Mapping[str, str] = {
         ("schedule", "scheduler", "lr_scheduler", "lr_schedule"), "'adam', schedule=Schedule('cosine', steps=1000)"
     ),
     **dict.fromkeys(
-        ("clip_norm", "clipnorm", "grad_clip", "gradient_clip_val", "max_grad_norm", "max_norm"),
+        ("clip", "clip_norm", "clipnorm", "grad_clip", "gradient_clip_val", "max_grad_norm", "max_norm"),
         "'adam', clip_norm=1.0",
     ),
     "weight_decay": "'adamw', weight_decay=0.01",
@@ -106,7 +108,17 @@ _VALUES: Mapping[tuple[str, str], str] = {
     ("bf16", "precision"): "write precision='bf16-mixed'",
     ("x", "target"): "pass x and y as a pair: (x, y)",
     ("X", "target"): "pass x and y as a pair: (x, y)",
-    ("report_to", "callbacks"): "pass the callback of the tracker: callbacks=[...]",
+    **{
+        (word, "callbacks"): "pass the callback of the tracker: callbacks=[...]"
+        for word in ("report_to", "logger", "loggers", "tracker")
+    },
+    **{
+        (word, "replicas"): "write replicas=2, or accelerator='gpu:*'"
+        for word in ("devices", "gpus", "n_devices", "num_devices", "n_gpus", "num_processes", "world_size")
+    },
+    **{(word, "precision"): "write precision='bf16-mixed'" for word in ("amp", "use_amp", "autocast")},
+    ("mixed_precision", "pin_memory"): "a phase or loop has it: fit(..., precision='bf16-mixed')",
+    **{(word, "models"): "write models={'model': model}" for word in ("model", "module", "net")},
     ("clipnorm", "clip_norm"): "it is called 'clip_norm', and limits the norm of all gradients together",
     **{
         (word, "steps"): "it is called 'steps', and counts from the end of the warm-up"

@@ -45,6 +45,9 @@ class Device:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not isinstance(self.index, int) or isinstance(self.index, bool):
             raise _malformed(f"{self.kind}:{self.index!r}")
+        if ":" in self.kind:
+            problem = f"the kind of a device, {self.kind!r}, has an index"
+            raise DeviceParseError(problem, hint=f"write Device.parse({self.kind!r})")
         object.__setattr__(self, "kind", _split(f"{self.kind}:{self.index}")[0])
 
     def __str__(self) -> str:

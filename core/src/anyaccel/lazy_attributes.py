@@ -21,9 +21,8 @@ def lazy_attributes(
 
     def get(name: str) -> Any:
         if name not in modules:
-            hint = (other_names or {}).get(name, "")
-            said = f". Hint: {hint}." if hint else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{said}", name=name)
+            hint = _hint_for(package, name, other_names or {})
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
         try:
             module = import_module(modules[name], package)
         except ModuleNotFoundError as error:
@@ -39,3 +38,31 @@ def lazy_attributes(
         return sorted(sys.modules[package].__all__)
 
     return get, names
+
+
+class MissingNames:
+    """Let `from PACKAGE import NAME` report the hint for a name that does not exist, which Python would drop.
+
+    An object of it is the last finder of `sys.meta_path`, which is asked for `PACKAGE.NAME` when nothing else has it.
+    """
+
+    def __init__(self, package: str, other_names: Mapping[str, str]) -> None:
+        self._package, self._other_names = package, other_names
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Raise ImportError if there is a hint for the name."""
+        package, _, missing = name.rpartition(".")
+        hint = _hint_for(package, missing, self._other_names) if package == self._package else ""
+        if hint:
+            raise ImportError(f"cannot import name {missing!r} from {package!r}{hint}", name=name)
+
+
+def _hint_for(package: str, name: str, other_names: Mapping[str, str]) -> str:
+    if name in other_names:
+        return f". Hint: {other_names[name]}."
+    if name.startswith("_"):
+        return ""
+    from anyaccel.suggestions import did_you_mean  # importing difflib takes longer than importing this package
+
+    hint = did_you_mean(name, dir(sys.modules[package]), "", cutoff=0.8)
+    return f". Hint: {hint}" if hint else ""

@@ -11,7 +11,7 @@ from anyaccel.accelerator import SCALARS, Accelerator
 from anyaccel.call_hints import call_hints
 from anyaccel.containers import leaves
 from anyaccel.device import Device
-from anyaccel.errors import DeviceMismatchError
+from anyaccel.errors import ArgumentError, DeviceMismatchError
 from anyaccel.html import Markup, badge, element
 from anyaccel.registry import registry
 
@@ -88,6 +88,7 @@ def best_device(i: int = 0, framework: str | None = None) -> Device:
 
     Raises:
         DeviceParseError: `i` is not an index.
+        ArgumentError: `i` is text.
         FrameworkError: no plugin runs the framework.
 
     Example:
@@ -95,6 +96,10 @@ def best_device(i: int = 0, framework: str | None = None) -> Device:
         >>> aa.best_device() in aa.devices()
         True
     """
+    if isinstance(i, str):
+        raise ArgumentError(
+            f"best_device takes the index of a device, not {i!r}", hint=f"write devices_or_cpu({i!r})[0]"
+        )
     index = Device("gpu", i).index
     matching = (d for d in devices(framework=framework) if d.kind not in _ONLY_BY_NAME and d.index == index)
     return next(matching, Device("cpu"))

@@ -80,7 +80,10 @@ class Schedule(Spec):
         _check_names(what, settings, takes, also=("warmup",))
         missing = [key for key, setting in takes.items() if key not in settings and setting.default is REQUIRED]
         if missing:
-            raise SpecError(f"{what} lacks {', '.join(missing)}", hint=f"give {missing[0]}=...")
+            raise SpecError(
+                f"{what} lacks {', '.join(missing)}",
+                hint=f"write Schedule({name!r}, {missing[0]}={takes[missing[0]].example})",
+            )
         settings = {key: _checked(f"{what}: ", key, settings.get(key, s.default), s) for key, s in takes.items()}
         warmup = int(_checked(f"{what}: ", "warmup", warmup))
         assign_fields(self, name=name, warmup=warmup, settings=tuple(sorted(settings.items())), own=function)

@@ -105,7 +105,7 @@ GRAPH = [
     Row(
         "a schedule without its length",
         lambda: aa.Schedule("cosine"),
-        r"schedule 'cosine' lacks steps\. Hint: give steps=",
+        r"schedule 'cosine' lacks steps\. Hint: write Schedule\('cosine', steps=100\)",
         lambda: aa.Schedule("cosine", steps=9),
     ),
     Row(
@@ -191,7 +191,7 @@ GRAPH = [
     Row(
         "aa.manual_seed",
         lambda: aa.manual_seed(0),
-        r"Hint: write ModelGraph\(nodes, optimizer, seed=0\)",
+        r"Hint: write fit\(\.\.\., seed=0\), or ModelGraph\(\.\.\., seed=0\)",
         lambda: aa.ModelGraph([node()], "adam", seed=0),
     ),
     Row(

@@ -156,7 +156,7 @@ TRAINING = [
     Row(
         "a callback by name",
         lambda: train(callbacks=["early_stopping"]),
-        r"is not a Callback\. Hint: derive it from anyaccel\.Callback",
+        r"is not a Callback\. Hint: write callbacks=\[EarlyStopping\(\)\]",
         lambda: train(callbacks=[Nothing()]),
     ),
     Row(

@@ -79,9 +79,9 @@ def test_settings_may_be_given_in_any_order():
             "no schedule is called 'poly'. Available: constant, linear, cosine, exponential, step. Hint: use one",
         ),
         ({"name": int}, "no schedule is called <class 'int'>. Available: constant, linear,"),  # a function of the step
-        ({"name": "linear"}, "schedule 'linear' lacks steps. Hint: give steps=..."),
-        ({"name": "step", "rate": 0.5}, "schedule 'step' lacks every. Hint: give every=..."),
-        ({"name": "exponential"}, "schedule 'exponential' lacks rate. Hint: give rate=..."),
+        ({"name": "linear"}, "schedule 'linear' lacks steps. Hint: write Schedule('linear', steps=100)."),
+        ({"name": "step", "rate": 0.5}, "schedule 'step' lacks every. Hint: write Schedule('step', every=100)."),
+        ({"name": "exponential"}, "schedule 'exponential' lacks rate. Hint: write Schedule('exponential', rate=0.1)."),
         (
             {"name": "cosine", "steps": 3, "end": 1},
             "schedule 'cosine' has no setting end. Available: warmup, steps, final.",

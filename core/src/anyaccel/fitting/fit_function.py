@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -291,7 +292,9 @@ class FitLosses:
                 raise PhaseError(
                     f"fit: loss={shown(losses)} is not a list of AppliedLoss objects",
                     available="a loss, {'COLUMN': loss, ...}, or AppliedLoss objects",
-                    hint="write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}",
+                    hint=f"write loss={losses[0]!r}"
+                    if len(losses) == 1 and isinstance(losses[0], str)
+                    else "write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}",
                 )
             self._applied = tuple(losses)
         elif losses is not None:
@@ -502,6 +505,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     passed, data, validation = data, readable(data), readable(validation)
     check_names(target=target, features=features)
     refuse_position(target, data)
+    if isinstance(validation, str) and re.fullmatch(r"0?\.\d+", validation):
+        problem = f"validation={validation!r} is text, not a share of the rows"
+        raise PhaseError(problem, hint=f"write validation={validation}")
     if isinstance(validation, str) and is_table(data) and Path(validation).suffix:
         validation = Path(validation)
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
@@ -713,7 +719,7 @@ def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[Applied
     for name in data.targets:
         classes, values = labels.get(name), data.array(name)
         n_classes, is_number = len(classes or ()), all(isinstance(label, int) for label in classes or ())
-        if classes is None and values.ndim == 1 and values.dtype.kind in "iu":
+        if classes is None and values.ndim == 1 and values.dtype.kind in "iu" and values.min() >= 0:
             classes, n_classes = np.unique(values).tolist(), int(values.max()) + 1
         if not classes:
             continue

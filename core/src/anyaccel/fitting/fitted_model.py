@@ -86,7 +86,8 @@ class FittedModel(AttributeHints):
     attribute_hints: ClassVar[Mapping[str, str]] = {
         "history loss_curve_ evals_result": "see results.loss, and results.figure('val_loss')",
         "module module_ net network": "write fitted.model",
-        "fit train partial_fit": "to train on, write experiment.run_phase(phase)",
+        "fit train partial_fit": "to continue training, write fitted.experiment.run_phase(fitted.phase)",
+        "summary": "write fitted.graph.summary()",
         "save_model dump to_pickle save_params": "write save('FOLDER')",
     }
 

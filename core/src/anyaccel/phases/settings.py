@@ -283,9 +283,13 @@ _RENAMED = {"n_epochs": "epochs"}
 _HINTS_FOR_COMPILE = {False: "write compile='off'", True: "write compile='steps', or leave it out"}
 _CALLBACKS = {
     "EarlyStopping": "write anyaccel.EarlyStopping()",
+    "early_stopping": "write callbacks=[EarlyStopping()]",
+    "Checkpoint": "pass it as checkpoint=Checkpoint('runs/a')",
+    "ModelCheckpoint": "write checkpoint=Checkpoint('runs/a')",
+    "checkpoint": "write checkpoint=Checkpoint('runs/a')",
     "ReduceLROnPlateau": "pass it to the optimizer: Optimizer('adam', schedule=anyaccel.ReduceLROnPlateau())",
 }
-"""Hints for callbacks of other libraries."""
+"""Hints for callbacks of other libraries, for names of callbacks, and for a Checkpoint, by class name or text."""
 
 
 def _checked_data(phase: Any, name: str, data: Any) -> Data:
@@ -368,7 +372,7 @@ def checked_callbacks(whose: str, value: Any) -> tuple[Callback, ...]:
     Raises:
         PhaseError: not a list of Callback objects.
     """
-    callbacks = _as_tuple(whose, "callbacks", value, "EarlyStopping()")
+    callbacks = _as_tuple(whose, "callbacks", (value,) if isinstance(value, Callback) else value, "EarlyStopping()")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type) and issubclass(callback, Callback)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
@@ -395,7 +396,8 @@ def checked_resume(resume: Any) -> str:
     """
     if resume in RESUME and isinstance(resume, str):
         return resume
-    hint = "write resume='auto'"
+    is_folder = isinstance(resume, os.PathLike) or (isinstance(resume, str) and "/" in resume)
+    hint = f"write checkpoint={str(resume)!r}, resume='auto'" if is_folder else "write resume='auto'"
     raise PhaseError(f"unknown resume={shown(resume)}", available=", ".join(map(repr, RESUME)), hint=hint)
 
 

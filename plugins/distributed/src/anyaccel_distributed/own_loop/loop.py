@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from anyaccel import arguments
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
@@ -234,7 +235,7 @@ class Loop(AttributeHints):
         "setup_dataloaders": "write loader = loop.prepare(loader, batch='per_replica')",
         "split_batches dispatch_batches even_batches": "write loader = loop.prepare(loader, batch='global')",
         "use_stateful_dataloader non_blocking": "prepared loaders resume, and copy ahead",
-        "to_device": "write loop.accelerator.move(batch)",
+        "to_device move to": "write loop.accelerator.move(batch)",
         "no_sync no_backward_sync trigger_sync_in_backward": (
             "write Loop(accumulate=4): gradients are exchanged once an update"
         ),
@@ -308,6 +309,11 @@ class Loop(AttributeHints):
                 else "write sharding='full'",
             )
         self.precision = None if precision is None else checked_precision(ConfigError, "Loop: ", precision)
+        if seed is not None:
+            arguments.check(ConfigError, "Loop: ", "seed", seed, arguments.is_integer, "an int", 0)
+        if log is not None:
+            is_path = lambda it: isinstance(it, (str, os.PathLike))  # noqa: E731
+            arguments.check(ConfigError, "Loop: ", "log", log, is_path, "the name of a folder", "'runs/a'")
         self.seed, self.options = seed, dict(options or {})
         self.sharding = None if sharding == "none" else sharding
         self.sync_batchnorm = sync_batchnorm
@@ -643,10 +649,11 @@ class Loop(AttributeHints):
 
         Raises:
             PhaseError: `resume` is unknown.
-            ConfigError: `every` is passed, but not `save`.
+            ConfigError: `epochs` is not an int; or `every` is passed, but not `save`.
             StateError: The checkpoint belongs to other models, or the folder to another run.
         """
         resume = checked_resume(resume)
+        epochs = arguments.integer(ConfigError, "epochs(): ", "epochs", epochs, 0, 10)
         if save == "" and every != "epoch":
             raise ConfigError(f"epochs() has every={every!r}, but no folder to save to", hint="write save='runs/a'")
         if save:
