@@ -143,3 +143,36 @@ def test_the_check_changes_no_number() -> None:
     accumulated(on_logits(lambda logits, x: (logits**2).mean()), whole, sampler=aa.SimpleSampler(8), accumulate=1)
     accumulated(on_logits(lambda logits, x: (logits**2).mean()), parted)
     torch.testing.assert_close(whole.head.weight, parted.head.weight, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:phase 't' accumulates batches, and the loss 'rare'")
+@pytest.mark.parametrize("first_counts", [True, False])
+def test_a_loss_that_is_a_constant_on_some_batches_counts_on_the_others(first_counts: bool) -> None:
+    """As a loss over the rows of a rare class. Gradients are those of a loop by hand, which adds up those of batches."""
+    marks = np.repeat([first_counts, not first_counts, True, False], 4).astype("float32")
+    x = COLUMNS["x"][:, 0]
+    data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1], "mark": marks}, ["x"], ["y"], ["mark"])
+
+    def rare(outputs: Tensor, targets: Tensor, mark: Tensor) -> Tensor:
+        return F.l1_loss(outputs, targets) if bool(mark[0]) else outputs.new_zeros(())
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    expected = nn.Linear(3, 1)
+    expected.load_state_dict(model.state_dict())
+    own = aa.AppliedLoss(rare, on="net", inputs=["outputs", "targets", "data.mark"], label="rare", weight=0.5)
+    phase = aa.TrainPhase(
+        "t", data="all", losses=[aa.AppliedLoss("mse", on="net"), own], sampler=aa.SimpleSampler(4), accumulate=2
+    )
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference("x"))], aa.Optimizer("sgd", lr=0.1))
+    graph.run(phase, progress="none")
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    rows, targets, counts = torch.tensor(x), torch.tensor(x[:, :1]), torch.tensor(marks)
+    for start in range(0, ROWS, 4):
+        outputs, wanted = expected(rows[start : start + 4]), targets[start : start + 4]
+        loss = F.mse_loss(outputs, wanted) + 0.5 * rare(outputs, wanted, counts[start : start + 4])
+        (loss / 2).backward()
+        if start % 8 == 4:
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())

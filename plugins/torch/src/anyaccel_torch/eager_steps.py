@@ -117,7 +117,7 @@ class EagerSteps:
         """
         weighs = {i: loss.total_weight for i, loss in enumerate(self._losses) if loss.total_weight is not None}
         means, history = [loss.mean for loss in self._losses], list[Tensor]()
-        weights: dict[float, tuple[list[int], list[Tensor]]] = {}
+        starts: dict[Any, tuple[list[int], list[Tensor]]] = {}  # by share, and what the losses are
         for values in batches:
             rows = next(len(value) for value in values if value is not None)
             totals: list[Tensor] = []
@@ -130,10 +130,11 @@ class EagerSteps:
                 losses: list[Tensor] = []
                 for mean in means:
                     losses.append(mean(microbatch))
-                if share not in weights:
+                kinds = share, *((loss.requires_grad, loss.dtype) for loss in losses)
+                if kinds not in starts:
                     roots, full = self._roots(losses)
-                    weights[share] = roots, [weight * share for weight in full]
-                roots, scaled = weights[share]
+                    starts[kinds] = roots, [weight * share for weight in full]
+                roots, scaled = starts[kinds]
                 shares = {i: weigh(microbatch) / divisor(whole[i]) for i, weigh in weighs.items()}
                 if shares:
                     scaled = [self._scaled(losses, i, shares.get(i, share)) for i in roots]
