@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import anyaccel as aa
 from anyaccel_torch import program
 from anyaccel_torch.program import RowsAhead
 
@@ -73,3 +78,46 @@ def test_what_was_gathered_is_dropped_with_its_last_step_and_by_clear() -> None:
         assert block() is not None
         last()
         assert block() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8, torch.bfloat16])
+def test_each_batch_begins_where_torch_would_begin_a_tensor(dtype: torch.dtype) -> None:
+    """So that the last bits of a step do not depend on where its call began: those of products on a CPU do."""
+    columns = (torch.arange(1400).reshape(200, 7).to(dtype), torch.arange(200).to(dtype))
+    rows = RowsAhead(2**20)
+    for start, n_steps in [(0, 1), (5, 3), (20, 2), (40, 30)]:
+        given = list(rows.take(columns, ORDERS, start, n_steps, 5))
+        assert all(part.data_ptr() % 64 == 0 and part.is_contiguous() for batch in given for part in batch)
+        for i, batch in enumerate(given):
+            span = ORDER[start + 5 * i : start + 5 * i + 5]
+            assert all(torch.equal(part, column[span]) for part, column in zip(batch, columns, strict=True))
+
+
+def test_a_run_cut_within_an_epoch_has_the_bits_of_a_whole_one(tmp_path: Path) -> None:
+    """Batches of 7 rows of 6 numbers: 168 bytes."""
+    draw = np.random.default_rng(0)
+    table = {"x": draw.normal(size=(53, 6)).astype("float32"), "y": draw.normal(size=(53, 1)).astype("float32")}
+
+    class Cut(aa.Callback):
+        left = 11
+
+        def step_end(self, run: Any) -> None:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+    def trained(folder: str, callbacks: list[aa.Callback]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        data = aa.FeatureSet.from_dict("data", table, ["x"], ["y"])
+        graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], aa.Optimizer("sgd", lr=0.1))
+        checkpoint = tmp_path / folder
+        settings: dict[str, Any] = {"batch_size": 7, "epochs": 4, "compile": "off", "checkpoint": checkpoint}
+        phase = aa.TrainPhase("t", data="all", losses=aa.AppliedLoss("mse"), callbacks=callbacks, **settings)
+        graph.run(phase, progress="none", resume="auto")
+        return list(net.parameters())
+
+    whole = trained("whole", [])
+    with pytest.raises(KeyboardInterrupt):
+        trained("cut", [Cut()])
+    assert all(torch.equal(a, b) for a, b in zip(trained("cut", []), whole, strict=True))

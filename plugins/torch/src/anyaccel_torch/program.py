@@ -92,7 +92,27 @@ class RowsAhead:
         self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, n_steps: int, batch: int
     ) -> Iterator[tuple[Tensor, ...]]:
         for block in gathered_blocks(columns, orders, start, start + n_steps * batch, batch, self._max_bytes):
-            yield from zip(*[split(column, batch) for column in block], strict=True)
+            yield from zip(*[_aligned(column, batch) for column in block], strict=True)
+
+
+_ALIGNMENT = 64
+"""Bytes; that of torch's own allocations on CPUs."""
+
+
+def _aligned(rows: Tensor, batch: int) -> Sequence[Tensor]:
+    """Split rows into batches that each begin at a multiple of 64 bytes.
+
+    The last bits of matrix products on a CPU depend on it, and a resumed run, or one of other calls, gathers from
+    another step on.
+    """
+    n_batches, rest = divmod(len(rows), batch)
+    excess = batch * rows.stride(0) * rows.itemsize % _ALIGNMENT
+    if n_batches < 2 or rest or not excess:
+        return split(rows, batch)
+    width = batch * rows.stride(0) + (_ALIGNMENT - excess) // rows.itemsize
+    padded = rows.new_empty(n_batches * width)
+    batches = padded.as_strided((n_batches, batch, *rows.shape[1:]), (width, *rows.stride()))
+    return batches.copy_(rows.view(n_batches, batch, *rows.shape[1:])).unbind()
 
 
 def _same(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
