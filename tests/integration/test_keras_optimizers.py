@@ -237,6 +237,54 @@ def test_frozen_layers_are_unfrozen_with_a_new_object() -> None:
     check_equal(model, own)
 
 
+def gradients(model: Any, rows: slice, framework: str) -> list[Any]:
+    """The gradients of the mean squared error, by the framework itself."""
+    if framework == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(X[rows], training=True) - Y[rows]) ** 2)
+        return list(tape.gradient(loss, model.trainable_variables))
+    if framework == "torch":
+        model.zero_grad()
+        targets = ops.convert_to_tensor(Y[rows])
+        ops.mean((model(X[rows], training=True) - targets) ** 2).backward()
+        return [variable.value.grad for variable in model.trainable_variables]
+    import jax
+
+    def loss_of(trained: Any) -> Any:
+        others = [variable.value for variable in model.non_trainable_variables]
+        outputs, _ = model.stateless_call(trained, others, X[rows], training=True)
+        return ops.mean((outputs - Y[rows]) ** 2)
+
+    return list(jax.grad(loss_of)([variable.value for variable in model.trainable_variables]))
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("make", "off", "at_first"),
+    [
+        (lambda: optimizers.Adam(schedules.ExponentialDecay(0.05, 3, 0.8)), 0, False),
+        (lambda: optimizers.SGD(schedules.ExponentialDecay(0.1, 3, 0.8)), 0, False),
+        (lambda: optimizers.Nadam(0.02), 1, True),
+    ],
+    ids=["Adam, body in between", "SGD, body in between", "Nadam, head at first"],
+)
+def test_an_object_goes_on_after_a_layer_was_switched_off(
+    make: Callable[[], Any], off: int, at_first: bool, framework: str
+) -> None:
+    own, model = alike()
+    optimizer, graph = make(), graph_of(model, make())
+    optimizer.build(own.trainable_variables)
+    for is_on in (not at_first, at_first, True):
+        own.layers[off].trainable = model.layers[off].trainable = is_on
+        for start in range(0, N, 8):
+            found = gradients(own, slice(start, start + 8), framework)
+            optimizer.apply_gradients(zip(found, own.trainable_variables, strict=True))
+        train(graph, 1)
+    check_equal(model, own)
+
+
 def test_fit_of_a_table_takes_an_object() -> None:
     own, model = alike()
     fit_whole: Any = {"batch_size": N, "epochs": EPOCHS}  # one batch, so that its order does not count

@@ -148,7 +148,7 @@ def test_the_check_changes_no_number() -> None:
 @pytest.mark.filterwarnings("ignore:phase 't' accumulates batches, and the loss 'rare'")
 @pytest.mark.parametrize("first_counts", [True, False])
 def test_a_loss_that_is_a_constant_on_some_batches_counts_on_the_others(first_counts: bool) -> None:
-    """As a loss over the rows of a rare class. Gradients are those of a loop by hand, which adds up those of batches."""
+    """As a loss over the rows of a rare class, beside a loop by hand, which adds up the gradients of batches."""
     marks = np.repeat([first_counts, not first_counts, True, False], 4).astype("float32")
     x = COLUMNS["x"][:, 0]
     data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1], "mark": marks}, ["x"], ["y"], ["mark"])

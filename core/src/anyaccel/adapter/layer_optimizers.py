@@ -20,6 +20,7 @@ _OF_ALL_NODES = "global_clipnorm"
 # has counted; and the variables that weights do not decay by, which stand-ins take the places of.
 _NOT_COPIED = ("_learning_rate", _OF_ALL_NODES, "built")
 _EXCLUDED = "_exclude_from_weight_decay"
+_SHARED = "shared"  # what belongs to all parameters, and is stored with the first; a number follows
 
 
 _Key = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -262,7 +263,7 @@ class LayerOptimizerRule(UpdateRule):
                 owner_slots = slots[key[owner][0]]
                 owner_slots[slot or f"slot{len(owner_slots)}"] = variable
             elif variable is not rate:
-                slots[key[0][0]][f"shared{number}"] = variable
+                slots[key[0][0]][f"{_SHARED}{number}"] = variable
         return _Built(made, rate, variables, slots)
 
     def _stand_in(self, number: int, identity: _Identity | None, value: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -309,6 +310,24 @@ class LayerOptimizerRule(UpdateRule):
                 made.build([self._module.Variable(value, shape=(2, 2), name="trial")])
                 first.append(made.variables)
             return not all(bool(ops.all(ops.equal(a, b))) for a, b in zip(*first, strict=True))
+
+    def continued(self, slots: Slots, parameters: Mapping[str, Any]) -> Slots:
+        """Return the slots for other layers of the same model: new parameters get initial ones, and the first one gets
+        what belongs to all, such as the count of steps.
+        """
+        own = {name: {slot: v for slot, v in kept.items() if not _is_shared(slot)} for name, kept in slots.items()}
+        shared = {slot: value for kept in slots.values() for slot, value in kept.items() if _is_shared(slot)}
+        expected, first = self._for(parameters).slots, min(parameters)
+        places = [slot for slot in expected[first] if _is_shared(slot)]
+        has_slots = any(not _is_shared(slot) for kept in expected.values() for slot in kept)
+        is_earlier = any(own.get(name) for name in parameters) if has_slots else not any(own.values())
+        if not is_earlier or len(shared) != len(places):  # the slots of another optimizer
+            return slots
+        new = parameters.keys() - own.keys()
+        initial = self.slots(None, {}, parameters) if new else {}
+        own |= {name: {slot: v for slot, v in initial[name].items() if not _is_shared(slot)} for name in new}
+        own[first] |= dict(zip(places, (shared[slot] for slot in sorted(shared, key=_number)), strict=True))
+        return own
 
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
         """Return whether these are the slots that the optimizer has for these parameters."""
@@ -398,6 +417,14 @@ def reads_names(own: Any, module: Any) -> bool:
         if any("path" in getattr(getattr(method, "__code__", None), "co_names", ()) for method in vars(base).values()):
             return True
     return False
+
+
+def _is_shared(slot: str) -> bool:
+    return re.fullmatch(rf"{_SHARED}\d+", slot) is not None
+
+
+def _number(slot: str) -> int:
+    return int(slot.removeprefix(_SHARED))
 
 
 def _is_plain(value: Any) -> bool:

@@ -64,6 +64,13 @@ class UpdateRule(ABC):
             parameters: Arrays by name, which give initial slots their shapes, dtypes and devices.
         """
 
+    def continued(self, slots: Slots, parameters: Mapping[str, Any]) -> Slots:
+        """Return the slots of an earlier phase, which may have trained others of a model's parameters, for these.
+
+        The default returns them as they are.
+        """
+        return slots
+
     @abstractmethod
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
         """Return whether slots of an earlier phase belong to this rule and these parameters; reads only names and

@@ -61,7 +61,8 @@ class ParameterState:
             None if any(label in earlier for label in sharing) else self._ops.optimizer_state(self._layout.models[node])
         )
         state = brought or next((earlier[label] for label in sharing if label in earlier), NodeState())
-        if not rule.fits(state.slots, self.parameters[node]):
+        earlier_slots = rule.continued(state.slots, self.parameters[node])
+        if not rule.fits(earlier_slots, self.parameters[node]):
             if brought is not None and brought.step:
                 raise StateError(
                     f"the model of node {node!r} has the state of another optimizer after {brought.step} "
@@ -72,7 +73,7 @@ class ParameterState:
         device = self._layout.owner_device[node]
         slots = {
             name: {slot: self._ops.move(array, device) for slot, array in kept.items()}
-            for name, kept in state.slots.items()
+            for name, kept in earlier_slots.items()
         }
         return NodeState(state.step, slots)
 

@@ -16,6 +16,7 @@ from anyaccel_torch import keras
 
 _Names = Mapping[str, Mapping[str, str]]
 _SHARED = "shared"  # what the rule calls the values that belong to all parameters, and keeps with the first
+_STEPS = f"{_SHARED}0"  # the first variable of every optimizer of Keras: its `iterations`
 
 
 class KerasOptimizer(torch.optim.Optimizer):
@@ -70,10 +71,17 @@ class KerasOptimizer(torch.optim.Optimizer):
             with_gradient = {_name(i): p for i, p in enumerate(group["params"]) if p.grad is not None}
             if with_gradient:
                 with keras.library().module.device(str(next(iter(with_gradient.values())).device)):
-                    self._update(rule, with_gradient, rule.rate(group["lr"]))
+                    shared = self._update(rule, with_gradient, rule.rate(group["lr"]))
+                if len(with_gradient) < len(group["params"]):  # one without a gradient may be the first in a later step
+                    for parameter in group["params"]:
+                        if parameter.grad is None and self.state.get(parameter):
+                            self.state[parameter].update({slot: value.clone() for slot, value in shared.items()})
         return loss
 
-    def _update(self, rule: LayerOptimizerRule, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
+    def _update(
+        self, rule: LayerOptimizerRule, parameters: Mapping[str, nn.Parameter], rate: float
+    ) -> dict[str, Tensor]:
+        """Update parameters that have gradients; return the state that all parameters share afterwards."""
         values = {name: parameter.detach() for name, parameter in parameters.items()}
         key = id(rule), tuple(parameters)
         known = self._kept_as.names.get(key, {})
@@ -95,18 +103,20 @@ class KerasOptimizer(torch.optim.Optimizer):
             own = {kept_as[name][slot]: value.detach() for slot, value in slots_after[name].items()}
             shared = shared or {slot: value for slot, value in own.items() if slot.startswith(_SHARED)}
             self.state[parameter].update({**own, **{slot: value.clone() for slot, value in shared.items()}})
+        return shared
 
     def _slots(
         self, parameters: Mapping[str, nn.Parameter], fresh: Mapping[str, Mapping[str, Any]], kept_as: _Names
     ) -> dict[str, dict[str, Any]]:
-        """Return the slots of each parameter; for a new one the initial ones of the class, and those that others
-        share.
+        """Return the slots of each parameter; for a new one the initial ones of the class. What they share is that of
+        the one with the most steps: others were switched off.
         """
-        known: Mapping[str, Any] = next((self.state[p] for p in parameters.values() if self.state.get(p)), {})
+        states = [self.state[p] for p in parameters.values() if self.state.get(p)]
+        known: Mapping[str, Any] = max(states, key=lambda state: float(state.get(_STEPS, 0)), default={})
         shared = {slot: value for slot, value in known.items() if slot.startswith(_SHARED)}
         slots: dict[str, dict[str, Any]] = {}
         for name, own in fresh.items():
-            kept = {**shared, **self.state.get(parameters[name], {})}
+            kept = {**self.state.get(parameters[name], {}), **shared}
             slots[name] = {slot: kept.get(kept_as[name][slot], value) for slot, value in own.items()}
         return slots
 

@@ -109,6 +109,45 @@ def test_frozen_layer_is_not_trained(backend: TorchBackend, segment_of: Make, da
     assert list(backend.parameters(model)) == names
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables", "ignore:__array__ implementation")
+def test_a_layer_that_some_batches_leave_out_has_the_count_of_steps_of_all(backend: TorchBackend) -> None:
+    """Beside the same optimizer of Keras in a loop by hand: its `iterations` count all steps."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(32, 3)).astype("float32"), draw.normal(size=(32, 1)).astype("float32")
+    x[:, 0] = np.repeat([1, -1, -1, 1, -1, 1, -1, 1], 4)
+
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = layers.Dense(1), layers.Dense(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.right(x) + (self.left(x) if float(x[0, 0]) > 0 else 0.0)
+
+    def optimizer() -> Any:
+        return keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.7))
+
+    model, expected = Sometimes(), Sometimes()
+    for each in (model, expected):
+        each(torch.tensor(x))
+    for there, here in ((expected.left, model.left), (expected.right, model.right)):
+        there.set_weights(here.get_weights())
+    data = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], optimizer())
+    loss = aa.AppliedLoss("mse", on="net")
+    graph.run(aa.TrainPhase("t", data="all", losses=loss, sampler=aa.SimpleSampler(4), compile="off"), progress="none")
+    by_hand, variables = optimizer(), [v for each in (expected.left, expected.right) for v in each.trainable_variables]
+    by_hand.build(variables)
+    for start in range(0, 32, 4):
+        expected.zero_grad()
+        rows, targets = torch.tensor(x[start : start + 4]), torch.tensor(y[start : start + 4])
+        nn.functional.mse_loss(expected(rows), targets).backward()
+        by_hand.apply_gradients([(variable.value.grad, variable) for variable in variables])
+    for there, here in ((expected.left, model.left), (expected.right, model.right)):
+        for value, wanted in zip(here.get_weights(), there.get_weights(), strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("alone", [True, False], ids=["a model", "a layer in a module"])
 def test_added_losses_contribute_to_gradients(backend: TorchBackend, segment_of: Make, data: Data, alone: bool) -> None:
     """Those of this call only; the reported loss is without them."""
