@@ -70,11 +70,8 @@ def integer(error: Error, where: str, name: str, value: Any, least: int, example
 
 def number(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: str, example: object) -> Any:
     """Return a finite real number that fits."""
-    return check(error, where, name, value, lambda it: _is_number(it) and fits(it), wanted, example)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    is_real = lambda it: isinstance(it, Real) and not isinstance(it, bool) and math.isfinite(it) and fits(it)  # noqa: E731
+    return check(error, where, name, value, is_real, wanted, example)
 
 
 def mapping(error: Error, where: str, name: str, value: Any, example: str = "{'NAME': ...}") -> dict[str, Any]:

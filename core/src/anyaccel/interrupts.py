@@ -167,26 +167,13 @@ def renew() -> None:
         _main.install()
 
 
-def deferred() -> AbstractContextManager[None]:
-    """Return a context that delays signals until `check`, `allowed`, or the end.
+# Both are classes, as a generator of contextlib could be left between its steps by the very exceptions they are about.
+class deferred(AbstractContextManager[None]):
+    """Context that delays signals until `check`, `allowed`, or the end.
 
     The same signal is not deferred twice: pressing Ctrl-C again raises a KeyboardInterrupt immediately.
     """
-    return _Deferred()
 
-
-def allowed(*, may_catch: bool = True) -> AbstractContextManager[None]:
-    """Return a context that does not defer signals: for long code that changes no values, and for hooks.
-
-    Args:
-        may_catch: Whether code inside may catch the exception of a handler. If not, a signal whose exception was
-            caught, or replaced by an error, waits again: compilers catch everything.
-    """
-    return _Allowed(may_catch)
-
-
-# Both are classes, as a generator of contextlib could be left between its steps by the very exceptions they are about.
-class _Deferred(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self._active = _on_main_thread()
         if self._active:
@@ -212,8 +199,15 @@ class _Deferred(AbstractContextManager[None]):
             check()
 
 
-class _Allowed(AbstractContextManager[None]):
-    def __init__(self, may_catch: bool) -> None:
+class allowed(AbstractContextManager[None]):
+    """Context that does not defer signals: for long code that changes no values, and for hooks.
+
+    Args:
+        may_catch: Whether code inside may catch the exception of a handler. If not, a signal whose exception was
+            caught, or replaced by an error, waits again: compilers catch everything.
+    """
+
+    def __init__(self, *, may_catch: bool = True) -> None:
         self._may_catch = may_catch
 
     def __enter__(self) -> None:

@@ -24,6 +24,8 @@ def warn_of_activations(library: LayerLibrary, segment: Segment) -> None:
     It also warns of a loss of the library that takes probabilities (`from_logits=False`, its default) of a layer that
     ends with no activation. Unknown ends, such as those of models with a custom `call`, cause no warning.
     """
+    if library.module is None:  # none of its layers is in use
+        return
     for term in segment.losses:
         takes_logits = _takes_logits(library, term)
         activation = _activation(library, segment, term) if takes_logits is not None else ""

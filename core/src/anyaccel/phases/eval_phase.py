@@ -138,7 +138,8 @@ class EvalPhase(Phase):
 
     def draw(self, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> tuple[EvaluationRows, EpochPlan]:
         evaluated = EvaluationRows.drawn(self.sampler, rows)
-        check_alignment(self.label, evaluated.steps(self.batch_size), combinations, by_sampler=False)
+        if combinations:
+            check_alignment(self.label, evaluated.steps(self.batch_size), combinations, by_sampler=False)
         return evaluated, EvaluationEpochs(evaluated, self.batch_size)
 
     def compute(self, programs: PhasePrograms) -> EvaluationValues:

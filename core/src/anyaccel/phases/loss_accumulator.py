@@ -118,8 +118,8 @@ def _host_pairs(losses: Iterable[Losses]) -> Iterator[tuple[int, str, float, flo
     """Yield number of the entry, label, sum and weight of each pair, copied together from each backend."""
     by_backend: dict[ComputingBackend, list[tuple[int, str, object, object]]] = {}
     for i, entry in enumerate(losses):
-        pairs = [(i, label, *pair) for label, pair in (entry.pairs or {}).items()]
-        by_backend.setdefault(entry.backend, []).extend(pairs)
+        for label, (total, weight) in (entry.pairs or {}).items():
+            by_backend.setdefault(entry.backend, []).append((i, label, total, weight))
     for backend, backend_pairs in by_backend.items():
         totals = _floats(backend, [total for _, _, total, _ in backend_pairs])
         weights = _floats(backend, [weight for _, _, _, weight in backend_pairs])

@@ -185,7 +185,12 @@ def _draw(
     opened: PhaseSources,
 ) -> DrawnPart:
     metrics = metrics_of(phase, part, graph)
-    sets = needed_sets(plan, metrics, graph, on_host)
+    # the feature sets of nodes, of estimators, of what is loaded, and of metrics
+    labels = {assignment.node for assignment in plan.assignments} | topology.ancestors(on_host, graph.nodes)
+    needed = set(topology.feature_sets(graph.nodes[label] for label in labels))
+    needed |= {column.feature_set for column in plan.columns} | {metric.feature_set for metric in metrics}
+    known = topology.feature_sets(graph.nodes.values())
+    sets = {label: known[label] for label in known if label in needed}
     samplers = part.sampled_by
     if isinstance(samplers, Mapping):
         unknown = next((name for name in samplers if name not in sets), None)
@@ -394,17 +399,6 @@ def resolve_phase(
     groups.check(phase, resolution, request.learners)
     notes = (*resolution.plan.notes, *phase.plan_notes(graph, done))
     return replace(resolution, plan=replace(resolution.plan, notes=notes)), request.learners
-
-
-def needed_sets(
-    plan: Plan, metrics: Sequence[BoundMetric], graph: ModelGraph, on_host: Collection[str]
-) -> Mapping[str, FeatureSet]:
-    """The feature sets that a phase needs data of: for nodes, estimators, what is loaded, and metrics."""
-    labels = {assignment.node for assignment in plan.assignments}
-    labels |= topology.ancestors(on_host, graph.nodes)
-    needed = set(topology.feature_sets(graph.nodes[label] for label in labels))
-    needed |= {column.feature_set for column in plan.columns} | {metric.feature_set for metric in metrics}
-    return {label: one for label, one in topology.feature_sets(graph.nodes.values()).items() if label in needed}
 
 
 # -- Outer contexts: the caller's contexts around a phase, such as `torch.autocast`, are left, or refused --------------

@@ -474,9 +474,11 @@ def _warn_of_ended_schedules(phase: PhaseSettings, segments: Sequence[Segment], 
     steps = n_steps * phase.epochs
     for group in {group.name: group for segment in segments for group in segment.groups}.values():
         schedule = group.optimizer.schedule
-        states = [segment.states[node] for segment in segments for node in group.nodes if node in segment.states]
         ended = 0 if schedule.end is None else steps - schedule.end
-        if ended > steps // 100 and not any(state.step for state in states):
+        if ended <= steps // 100:
+            continue
+        states = [segment.states[node] for segment in segments for node in group.nodes if node in segment.states]
+        if not any(state.step for state in states):
             hint = f"write Schedule({schedule.name!r}, steps={steps - schedule.warmup}, ...), or final=0.01"
             problem = (
                 f"phase {phase.label!r}: the schedule {schedule.name!r} ends at step {schedule.end:,}, so the learning "

@@ -346,7 +346,8 @@ class TrainPhase(Phase):
 
     def draw(self, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> tuple[EvaluationRows, EpochPlan]:
         batches = SampledBatches(self.label, self.sampler, self.schedule or ZIP_STRICT, rows)
-        check_alignment(self.label, batches.steps, combinations, by_sampler=True)
+        if combinations:
+            check_alignment(self.label, batches.steps, combinations, by_sampler=True)
         return EvaluationRows(rows), TrainingEpochs(self.label, batches, self.accumulate)
 
     def compute(self, programs: PhasePrograms) -> None:

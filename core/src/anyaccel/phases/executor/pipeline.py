@@ -168,10 +168,10 @@ class Pipeline:
     @property
     def can_compile(self) -> bool:
         """Whether any of the programs has something to compile its steps with."""
-        programs = [type(stage.program) for stage in self.stages]
         return self._custom_step is None and any(
-            issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
-            for program in programs
+            isinstance(stage.program, MultiStepProgram)
+            and type(stage.program).estimate_compile is not MultiStepProgram.estimate_compile
+            for stage in self.stages
         )
 
     @property

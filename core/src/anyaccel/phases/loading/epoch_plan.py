@@ -198,7 +198,8 @@ class EpochSteps:
         """Yield blocks of at most `max_steps` steps; a last, smaller batch joins those before it."""
         block: list[StepRange] = []
         for steps in _limited(self.steps, max_steps):
-            if block and _count(block) + steps.n_steps > max_steps and not _is_last_batch(steps, block):
+            is_full = sum(held.n_steps for held in block) + steps.n_steps > max_steps
+            if block and is_full and not _is_last_batch(steps, block):
                 yield self._block(block)
                 block = []
             block.append(steps)
@@ -221,10 +222,6 @@ class EpochSteps:
                 spans[name] = (min(low, start), max(high, stop))
         orders = {key: order[slice(*spans[key[0]])] for key, order in self.orders.items() if key[0] in spans}
         return StepBlock(tuple(steps.shifted(spans) for steps in block), spans, orders)
-
-
-def _count(steps: Iterable[StepRange]) -> int:
-    return sum(part.n_steps for part in steps)
 
 
 def _skip(ranges: Iterable[StepRange], n: int) -> Iterator[StepRange]:
@@ -306,7 +303,7 @@ class TrainingEpochs(EpochPlan):
             ]
             self.steps = tuple(steps for steps in ranges if steps.n_steps and steps.batch_size)
         self._pending: tuple[int, BackgroundCall[RowOrders]] | None = None
-        self.n_steps = _count(self.steps)
+        self.n_steps = sum(steps.n_steps for steps in self.steps)
         self.batch_size = max(steps.batch_size for steps in self.steps)
 
     def epoch(self, number: int) -> EpochSteps:
@@ -415,6 +412,7 @@ class SampledBatches:
         equal_batches: Number of full batches in an epoch, their size, and the size of a last partial one (0 for none),
             if each step takes the same rows of every order; otherwise None.
         steps: Rows of each step, if `equal_batches` is None.
+        n_drawn: Rows that are drawn again for every epoch; 0 if all epochs take the same.
 
     Raises:
         SamplerError: nothing can be drawn.
@@ -450,31 +448,24 @@ class SampledBatches:
             spans = {name: list(itertools.islice(_repeated(batches), most)) for name, batches in spans.items()}
             self.steps = tuple(_alternating(spans) if schedule.startswith("alternate") else _zipped(spans))
             self.equal_batches = _equal_batches(self.steps, len(rows))
-        self._fixed = all(epochs.draws.fixed and not epochs.sampler.shuffle for epochs in self._samplers.values())
-
-    @property
-    def n_drawn(self) -> int:
-        """Rows that are drawn again for every epoch; 0 if all epochs take the same."""
-        return 0 if self._fixed else sum(epochs.draws.n * epochs.cycles for epochs in self._samplers.values())
+        is_fixed = all(epochs.draws.fixed and not epochs.sampler.shuffle for epochs in self._samplers.values())
+        self.n_drawn = 0 if is_fixed else sum(epochs.draws.n * epochs.cycles for epochs in self._samplers.values())
 
     def orders(self, epoch: int) -> RowOrders:
         """Return the row orders of an epoch (0 is the first); the first stream is also stored under `""`.
 
         If every epoch has the orders of the first, the same object is returned.
         """
-        if not self._fixed:
-            return self._drawn(epoch)
-        if self._first_orders is None:
-            self._first_orders = self._drawn(0)
-        return self._first_orders
-
-    def _drawn(self, epoch: int) -> RowOrders:
+        if self._first_orders is not None:
+            return self._first_orders
         orders: dict[StreamKey, np.ndarray] = {}
         drawn: dict[int, tuple[np.ndarray, ...]] = {}  # several feature sets may share a sampler
         for name, one in self._samplers.items():
             if id(one) not in drawn:
-                drawn[id(one)] = one.orders(epoch)
+                drawn[id(one)] = one.orders(epoch if self.n_drawn else 0)
             orders.update(_by_stream(name, one.sampler, drawn[id(one)]))
+        if not self.n_drawn:
+            self._first_orders = orders
         return orders
 
 
