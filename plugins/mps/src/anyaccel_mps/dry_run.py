@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyaccel.segment import Segment
 from anyaccel_torch.forward_call import force_eager
+from anyaccel_torch.host_transfer import tensors_in
 from anyaccel_torch.program import TorchProgram
-from anyaccel_torch.tree_utils import tensors_in
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload

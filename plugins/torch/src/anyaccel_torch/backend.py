@@ -29,6 +29,7 @@ from anyaccel_torch.error_translation import first_line, translate_errors
 from anyaccel_torch.host_transfer import (
     as_array,
     can_copy_aside,
+    check_dtypes,
     copied,
     copied_aside,
     numpy_dtype,
@@ -38,7 +39,6 @@ from anyaccel_torch.host_transfer import (
 from anyaccel_torch.installed_build import TorchExpectedDevices
 from anyaccel_torch.placement import TorchPlacement
 from anyaccel_torch.settings import TorchSettings
-from anyaccel_torch.tree_utils import check_dtypes
 
 # -- Exchange: tensors from and to host memory, and from other frameworks ---------------------------------------------
 

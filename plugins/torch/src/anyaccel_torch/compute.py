@@ -20,9 +20,8 @@ from anyaccel.install_hints import HINTS
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, LossTargets, Optimizer
 from anyaccel_torch.error_translation import translate_errors
-from anyaccel_torch.host_transfer import as_array
+from anyaccel_torch.host_transfer import as_array, dtype_name
 from anyaccel_torch.placement import TorchPlacement
-from anyaccel_torch.tree_utils import dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -99,11 +98,12 @@ class TorchCompute(TorchPlacement, KeywordCompute):
 
     def untrainable_reason(self, model: Any) -> str:
         """Return a reason for models of Keras, and for those that split batches themselves."""
+        import torch
+
         from anyaccel_torch import keras
         from anyaccel_torch.keras_remat import remat_reason
-        from anyaccel_torch.module_traits import shares_batches
 
-        if shares_batches(model):
+        if any(isinstance(part, torch.nn.DataParallel) for part in model.modules()):
             return "DataParallel splits batches itself; pass the wrapped module, and TrainPhase(accelerator='gpu:*')"
         if any(parameter.is_inference() for parameter in model.parameters()):
             return "parameters created in torch.inference_mode() have no gradients; create the model outside of it"

@@ -14,10 +14,10 @@ from anyaccel.segment import Operation, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import SequentialCNN
 from anyaccel_torch.divided_gradients import is_dtensor
+from anyaccel_torch.host_transfer import tensors_in
 from anyaccel_torch.module_state import submodules
 from anyaccel_torch.shape_inference import infer_outputs, single_row_reason
 from anyaccel_torch.synchronized_norm import is_synchronizable
-from anyaccel_torch.tree_utils import tensors_in
 
 _SPATIAL = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
@@ -152,12 +152,6 @@ def convolves(model: Any) -> bool:
 
 def _is_convolution(part: nn.Module) -> bool:
     return bool({"_ConvNd", "BaseConv"} & {base.__name__ for base in type(part).__mro__})
-
-
-def shares_batches(model: Any) -> bool:
-    """Return whether a module or a part of it is a `DataParallel`, which sends rows to other devices."""
-    parts = model.modules() if isinstance(model, nn.Module) else ()
-    return any(isinstance(part, nn.DataParallel) for part in parts)
 
 
 def has_dtensors(model: Any) -> bool:

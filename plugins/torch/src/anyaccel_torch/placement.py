@@ -14,9 +14,8 @@ from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
 from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel_torch.error_translation import first_line, raise_translated
-from anyaccel_torch.host_transfer import copied_async
+from anyaccel_torch.host_transfer import check_dtypes, copied_async, tensors_in
 from anyaccel_torch.installed_build import build_facts
-from anyaccel_torch.tree_utils import check_dtypes, tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +105,7 @@ class TorchPlacement(Backend):
         if self.unsupported_dtypes:
             check_dtypes(obj, device, self.unsupported_dtypes)
         target, is_module = self.native_device(device), hasattr(obj, "modules")
-        offload = find_offload(obj) if is_module else None
+        offload = offloads.get(obj) if offloads and is_module else None
         if offload is not None:
             if all(block.device != target for block in offload.blocks):
                 there = str(Device.parse(offload.device))

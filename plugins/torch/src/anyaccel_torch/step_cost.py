@@ -25,9 +25,9 @@ from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
 from anyaccel.segment import Operation, Segment, TensorSpec
 from anyaccel_torch.forward_plan import Run
+from anyaccel_torch.host_transfer import dtype_name
 from anyaccel_torch.keras import outermost
 from anyaccel_torch.program import TorchProgram
-from anyaccel_torch.tree_utils import dtype_name
 
 
 class TorchStepCosts(StepCosts):

@@ -25,7 +25,7 @@ from anyaccel_offload.torch.model_blocks import check_values, find_blocks, place
 from anyaccel_offload.torch.offload import BlockPlace, offload_of, remove_offload
 from anyaccel_offload.torch.offload_folder import is_unwritten
 from anyaccel_torch import keras
-from anyaccel_torch.tree_utils import check_dtypes
+from anyaccel_torch.host_transfer import check_dtypes
 
 WHERE = "device_map: "
 _REMEMBERED = 8
