@@ -17,7 +17,7 @@ from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch import step_compiler
 from anyaccel_torch.backend import TorchBackend
 from anyaccel_torch.eager_steps import gathered_blocks
-from anyaccel_torch.program import WholeSteps
+from anyaccel_torch.program import TorchProgram
 
 CPU, META = Device("cpu"), Device("meta")
 Data = tuple[Tensor, Tensor, Tensor]
@@ -150,7 +150,7 @@ def test_train_steps_neither_transfer_nor_wait(
 
     for name in WAITS:
         monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
-    monkeypatch.setattr(WholeSteps, "loss_table", lambda self, result: result)  # after the last step, it may move
+    monkeypatch.setattr(TorchProgram, "loss_table", lambda self, result: result)  # after the last step, it may move
     result = built_program.train_steps([x, y, classes], [order] * 3, 0, 6, 4)
     assert counted == [] and len(result) == 18
 

@@ -94,8 +94,8 @@ def seeds_the_cpu_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def losses_on_the_host(patch: pytest.MonkeyPatch) -> None:
-    loss_table = program.WholeSteps.loss_table
-    patch.setattr(program.WholeSteps, "loss_table", lambda self, losses: loss_table(self, losses).cpu())
+    loss_table = program.TorchProgram.loss_table
+    patch.setattr(program.TorchProgram, "loss_table", lambda self, losses: loss_table(self, losses).cpu())
 
 
 def snapshots_on_the_host(patch: pytest.MonkeyPatch) -> None:

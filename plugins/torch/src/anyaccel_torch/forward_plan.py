@@ -38,7 +38,7 @@ class ForwardPlan:
         self.runs: list[Run] = []
         self.nodes: list[str] = []
         self.forwards: list[ReplacedForwards] = []
-        self._precision: SegmentPrecision = segment.precision or SegmentPrecision()
+        self._precision = segment.precision
         self._sources: list[tuple[int, ...]] = []
         self._homes: dict[str, torch.device] = {}
         self._slots: dict[tuple[str, torch.device], int] = {}
@@ -112,7 +112,8 @@ class ForwardPlan:
         """Return the callable; a model that writes to inputs that others read is called with copies."""
         layouts = layout_of(operation, training=False), layout_of(operation, training=True)
         model = bind_call(operation.model, device, len(operation.inputs), *layouts)
-        model = self._with_precision(operation, model, device)
+        if self._precision is not None:
+            model = self._with_precision(self._precision, operation, model, device)
         if all(self._readers[name] <= 1 for name in operation.inputs):
             return model
         parts = submodules(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
@@ -143,10 +144,10 @@ class ForwardPlan:
         return call
 
     def _with_precision(
-        self, operation: Operation, call: Callable[..., Any], device: torch.device
+        self, requested: SegmentPrecision, operation: Operation, call: Callable[..., Any], device: torch.device
     ) -> Callable[..., Any]:
         """The call in its operation's precision, and with parts that are computed again, if any is asked for."""
-        precision, remat = self._precision.of(operation.label), self._precision.remat(operation.label)
+        precision, remat = requested.of(operation.label), requested.remat(operation.label)
         casts = precision is not None and casts_everything(operation.model, precision)
         parts = parts_to_recompute(operation.model, remat) if remat and operation.trainable else {}
         if parts and not casts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from anyaccel import rng
 from anyaccel.adapter.layer_introspection import LayerLibrary, seeded_host_generators, unique_names
 
 
@@ -138,25 +137,12 @@ def _created_trainable(part: Any) -> set[int]:
     return {id(variable.value) for variable in variables}
 
 
-def trained_variables(module: nn.Module) -> dict[nn.Parameter, Any]:
-    """Return the trainable variables of a module's Keras layers, by the parameters that are their values."""
-    return {variable.value: variable for layer in outermost(module) for variable in layer.trainable_variables}
-
-
-def constraints(module: nn.Module) -> dict[nn.Parameter, Callable[[Any], Any]]:
-    """Return the constraints applied to the parameters of a module's Keras layers after each update."""
-    variables = trained_variables(module)
-    return {value: variable.constraint for value, variable in variables.items() if variable.constraint is not None}
-
-
 def constrained_step(
     step: Callable[[], Any], constrained: Mapping[nn.Parameter, Callable[[Any], Any]]
 ) -> Callable[[], Any]:
     """Return a step of an optimizer, and then the constraints of the parameters that got a gradient, as Keras applies
     them.
     """
-    if not constrained:
-        return step
     device_scope = library().module.device
 
     def run() -> None:
@@ -190,10 +176,3 @@ def seeded_initialization(module: nn.Module, seed: int) -> Iterator[None]:
     library().seed_initializers(module, seed)
     with seeded_host_generators(seed):
         yield
-
-
-def set_seeds(seed_states: Sequence[nn.Parameter], key: int) -> None:
-    """Set the states of Keras's seed generators from a 64-bit key."""
-    with torch.no_grad():
-        for i, state in enumerate(seed_states):
-            state.copy_(torch.tensor([rng.key(key, "keras", i) % 2**31, 0], dtype=state.dtype))

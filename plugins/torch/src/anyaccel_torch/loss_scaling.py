@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.precision import LossScale, LossScaleState, ScalesLosses
-from anyaccel.segment import Segment
 from anyaccel_torch.divided_gradients import is_dtensor, whole_stats
 
 
@@ -102,9 +101,3 @@ def _by_device(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     for tensor in tensors:
         groups.setdefault(tensor.device, []).append(tensor)
     return groups.values()
-
-
-def loss_scaling_of(segment: Segment) -> LossScaling:
-    """Return the loss scaling of a segment."""
-    spec = None if segment.precision is None else segment.precision.loss_scale
-    return UNSCALED if spec is None else DynamicLossScaling(spec)

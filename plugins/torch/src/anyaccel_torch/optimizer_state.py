@@ -162,14 +162,6 @@ def not_encodable(state: Mapping[str, Any]) -> list[str]:
     return [f"{key} ({type(state[key]).__name__})" for key, slots in names.items() if not slots and key not in scalars]
 
 
-def read_slots(
-    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, torch_slots: Mapping[str, str]
-) -> dict[str, Tensor]:
-    """Return a parameter's slots under core's names: tensors unchanged, and everything else as tensors."""
-    core_slots = {theirs: name for name, theirs in torch_slots.items()}
-    return encoded_slots(optimizer.state.get(parameter, {}), core_slots)
-
-
 def read_steps(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Any]:
     """The own step counts of parameters that have one; waits once for each device."""
     steps = {parameter: optimizer.state.get(parameter, {}).get(_STEP) for parameter in parameters}
@@ -263,17 +255,17 @@ def _own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSnapshot:
-    """A copy of an optimizer's state by parameter, of its parameter groups, and of its attributes."""
+    """A copy of an optimizer's state by parameter, of its parameter groups, and of its attributes, if they change."""
 
     state: dict[Tensor, dict[str, Any]]
     groups: list[dict[str, Any]]
-    attributes: AttributeSnapshot
+    attributes: AttributeSnapshot | None
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> OptimizerSnapshot:
-        """Return a copy of the current state of an optimizer."""
+    def of(cls, optimizer: torch.optim.Optimizer, *, has_attributes: bool) -> OptimizerSnapshot:
+        """Return a copy of the current state of an optimizer; `has_attributes` if its steps may change attributes."""
         state = {parameter: copied_state(state) for parameter, state in optimizer.state.items()}
-        attributes = AttributeSnapshot([optimizer], _own_names, save_tensor)
+        attributes = AttributeSnapshot([optimizer], _own_names, save_tensor) if has_attributes else None
         return cls(state, [_copied_group(group) for group in optimizer.param_groups], attributes)
 
     def restore(self, optimizer: torch.optim.Optimizer) -> None:
@@ -282,7 +274,8 @@ class OptimizerSnapshot:
         for parameter, state in self.state.items():
             optimizer.state[parameter] = copied_state(state)
         optimizer.param_groups[:] = [_copied_group(group) for group in self.groups]
-        self.attributes.restore()
+        if self.attributes is not None:
+            self.attributes.restore()
 
 
 def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,11 +30,11 @@ from anyaccel_torch.optimizer_state import (
     ExpectedSlots,
     OptimizerSnapshot,
     SharedState,
+    encoded_slots,
     load_slots,
     matching_state,
     not_encodable,
     own_slots,
-    read_slots,
     read_steps,
     set_step,
 )
@@ -89,9 +89,9 @@ class GroupOptimizer:
         self.revision = 0
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
-        self._alike = lists_of_one_kind(self.parameters)
+        self._alike = lists_of_one_kind(self.parameters) if self.spec.clip_value is not None else []
         self._divided = any(map(is_dtensor, self.parameters))
-        self._grouped = grouped_settings(self.spec, members)
+        self._grouped = grouped_settings(self.spec, members) if self.spec.groups else {}
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._variables = variables or {}
         self._torch_slots = slot_names(self.spec) if self.spec.own is None else {}
@@ -178,7 +178,7 @@ class GroupOptimizer:
         if optimizer is None:
             return lambda: None
         clips = self.spec.clip_value is not None or (clip and self.spec.clip_norm is not None)
-        step = constrained_step(optimizer.step, self.constraints)
+        step = constrained_step(optimizer.step, self.constraints) if self.constraints else optimizer.step
 
         def run() -> None:
             if clips:
@@ -207,7 +207,7 @@ class GroupOptimizer:
             # fused optimizers do both in a step that would count.
             vars(self._optimizer)["_step_supports_amp_scaling"] = False
             self._optimizer.register_step_pre_hook(self._before_live_step)
-            finish = constrained_step(self._count, self.constraints)
+            finish = constrained_step(self._count, self.constraints) if self.constraints else self._count
             self._optimizer.register_step_post_hook(lambda *_: finish())
         return self._optimizer
 
@@ -347,8 +347,9 @@ class GroupOptimizer:
         shared = {} if self._shared is None else self._shared.slots()
         named, count = self.members[node], self._steps_before[node] + self._steps[node]
         steps = read_steps(self._optimizer, named.values())
+        core_slots = {theirs: name for name, theirs in self._torch_slots.items()}
         for i, (name, parameter) in enumerate(named.items()):
-            slots = read_slots(self._optimizer, parameter, self._torch_slots)
+            slots = encoded_slots(self._optimizer.state.get(parameter, {}), core_slots)
             step = steps.get(parameter, count)
             if step != count or (parameter in steps and not slots):
                 slots["step"] = torch.tensor(step)
@@ -361,8 +362,10 @@ class GroupOptimizer:
 
     def snapshot(self) -> GroupSnapshot:
         """A copy of step counts, state and settings."""
-        optimizer = None if self._optimizer is None else OptimizerSnapshot.of(self._optimizer)
-        return GroupSnapshot(dict(self._steps), optimizer)
+        if self._optimizer is None:
+            return GroupSnapshot(dict(self._steps), None)
+        is_custom = self.spec.own is not None  # those of torch by name keep everything in their state and groups
+        return GroupSnapshot(dict(self._steps), OptimizerSnapshot.of(self._optimizer, has_attributes=is_custom))
 
     def restore(self, snapshot: GroupSnapshot) -> None:
         """Go back to a snapshot, which stays usable."""
@@ -427,8 +430,6 @@ def grouped_settings(
     Raises:
         SpecError: a group has a momentum but others have none; torch stores one for all parameters or for none.
     """
-    if not spec.groups:
-        return {}
     named = [(name, parameter) for named_parameters in members.values() for name, parameter in named_parameters.items()]
     found = {parameter: settings_of(spec, name, parameter) for name, parameter in named}
     for settings in found.values():

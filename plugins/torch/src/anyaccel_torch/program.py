@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.gradient_buckets import BUCKET_VARIABLE, exchange_dtype, exchanged_bytes
-from anyaccel_torch.loss_scaling import LossScaling, ScaledProgram, loss_scaling_of
+from anyaccel_torch.loss_scaling import UNSCALED, DynamicLossScaling, LossScaling, ScaledProgram
 from anyaccel_torch.losses import BoundLoss, bind, divisor
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.optimizers import GroupOptimizer
@@ -39,10 +40,10 @@ from anyaccel_torch.state_guard import (
     TrainingModes,
     seed_generators,
 )
-from anyaccel_torch.step_compiler import BLOCK_BYTES, StepCompiler
+from anyaccel_torch.step_compiler import BLOCK_BYTES
 from anyaccel_torch.synchronized_norm import AllReduce, SynchronizedNorm, is_synchronizable
 
-# -- Whole steps of a program: those that are compiled, then the others one by one over rows gathered ahead -----------
+# -- Rows of uncompiled steps, gathered ahead --------------------------------------------------------------------------
 
 
 AHEAD_STEPS = 64
@@ -77,8 +78,9 @@ class RowsAhead:
             self.clear()
             return self._gathered(columns, orders, start, n_steps, batch)
         goes_on = start == self._next and batch == self._batch and n_steps <= self._ahead
-        if not goes_on or not _same(self._of, (*columns, *orders)):
-            self._of, self._batch = (*columns, *orders), batch
+        arrays = (*columns, *orders)
+        if not goes_on or len(arrays) != len(self._of) or not all(map(operator.is_, arrays, self._of)):
+            self._of, self._batch = arrays, batch
             left = min((len(order) for order in orders), default=0) - start
             self._ahead = max(n_steps, min(AHEAD_STEPS, left // batch))
             self._batches = self._gathered(columns, orders, start, self._ahead, batch)
@@ -113,119 +115,6 @@ def _aligned(rows: Tensor, batch: int) -> Sequence[Tensor]:
     padded = rows.new_empty(n_batches * width)
     batches = padded.as_strided((n_batches, batch, *rows.shape[1:]), (width, *rows.stride()))
     return batches.copy_(rows.view(n_batches, batch, *rows.shape[1:])).unbind()
-
-
-def _same(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
-    """Whether these are the same objects."""
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
-
-
-class WholeSteps:
-    """Forward, backward and update of many steps in one call.
-
-    Args:
-        label: Label of the segment.
-        eager: Steps without compilation.
-        compiler: Compiler with the compiled steps.
-        losses: Losses of the segment.
-        empty_slots: Slots after the inputs in a list of values.
-        device: Device of a table without steps.
-    """
-
-    def __init__(
-        self,
-        label: str,
-        eager: EagerSteps,
-        compiler: StepCompiler,
-        losses: Sequence[BoundLoss],
-        empty_slots: list[Any],
-        device: torch.device | None,
-    ) -> None:
-        self._label, self._eager, self._compiler, self._device = label, eager, compiler, device
-        self._empty_slots = empty_slots
-        self._n_losses = len(losses)
-        self._width = len(losses) + sum(loss.total_weight is not None for loss in losses)
-        self._rows = RowsAhead(BLOCK_BYTES)
-
-    def run(
-        self,
-        columns: Sequence[Any],
-        orders: Sequence[Any],
-        start: int,
-        n_steps: int,
-        batch_size: int,
-        n_microbatches: int,
-    ) -> Tensor:
-        """Return the table of `n_steps` steps; see `TorchProgram.train_steps`."""
-        with translate_errors(f"a training step of {batch_size} rows in segment {self._label!r}"):
-            done, tables = self._compiler.run(columns, orders, start, n_steps, batch_size, n_microbatches)
-            if done == n_steps and tables:
-                return torch.cat(tables) if len(tables) > 1 else tables[0]
-            started, on_processor = time.perf_counter(), time.process_time()
-            first = start + done * batch_size
-            losses = self._run_eager(columns, orders, first, n_steps - done, batch_size, n_microbatches)
-            seconds, on_processor = time.perf_counter() - started, time.process_time() - on_processor
-            self._compiler.record_eager_time(seconds, on_processor, max(1, n_steps - done), batch_size)
-            table = self.loss_table(losses)
-            return torch.cat([*tables, table]) if tables else table
-
-    def run_and_notify(
-        self,
-        columns: Sequence[Any],
-        orders: Sequence[Any],
-        start: int,
-        n_steps: int,
-        batch_size: int,
-        tell: Callable[[Callable[[], Tensor]], bool],
-        n_microbatches: int,
-    ) -> Tensor:
-        """Run steps uncompiled; `tell` receives a function for the table of each step, and returns whether it was the
-        last.
-        """
-
-        def after_step(losses: list[Tensor]) -> bool:
-            return tell(partial(self.loss_table, losses))
-
-        with translate_errors(f"a training step of {batch_size} rows in segment {self._label!r}"):
-            losses = self._run_eager(columns, orders, start, n_steps, batch_size, n_microbatches, after_step)
-            table = self.loss_table(losses)
-        if len(table) < n_steps:
-            self.clear()
-        return table
-
-    def clear(self) -> None:
-        """Forget rows that were gathered ahead."""
-        self._rows.clear()
-
-    def _run_eager(
-        self,
-        columns: Sequence[Any],
-        orders: Sequence[Any],
-        start: int,
-        n_steps: int,
-        batch_size: int,
-        n_microbatches: int,
-        after_step: Callable[[list[Tensor]], bool] | None = None,
-    ) -> list[Tensor]:
-        rows = self._rows.take(columns, orders, start, n_steps, batch_size)
-        batches = ([*batch, *self._empty_slots] for batch in rows)
-        try:
-            return self._eager.run(batches, n_microbatches, after_step)
-        except BaseException:
-            self._rows.clear()
-            raise
-
-    def loss_table(self, losses: list[Tensor]) -> Tensor:
-        """Return losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first
-        loss.
-        """
-        if not losses:
-            return torch.empty(0, self._width, device=self._device)
-        if len(losses) == 1:
-            return losses[0].reshape(1, 1)
-        columns = [torch.stack(losses[i :: self._width]) for i in range(self._width)]
-        device, dtype = columns[0].device, reduce(torch.promote_types, (column.dtype for column in columns))
-        return torch.stack([column.to(device, dtype) for column in columns], dim=1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -314,7 +203,10 @@ def _cotangent(leaf: Tensor | None) -> Tensor | None:
 
 
 def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterable[nn.Module]) -> list[GroupOptimizer]:
-    """Return an optimizer for each group; a parameter in several groups belongs to the first.
+    """Return an optimizer for each group.
+
+    Parameters of a custom loss belong to the node of the loss, as `loss.LABEL.NAME`. A parameter in several nodes or
+    groups belongs to the first, and a node whose model belongs to an earlier node is left out.
 
     Args:
         segment: The segment with the groups.
@@ -324,23 +216,49 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
     Raises:
         SpecError: torch lacks an optimizer.
     """
-    seen: set[int] = set()
-    states, every = initial_states(segment), list(modules)
-    sparse = has_sparse_gradients(every)
-    constraints = {p: c for module in every for p, c in keras.constraints(module).items()}
-    variables = {p: v for module in every for p, v in keras.trained_variables(module).items()}
-    return [
-        GroupOptimizer(
-            group,
-            trained_parameters(segment, losses, group.nodes, seen),
-            states,
-            switched_off=switched_off(segment, group.nodes),
-            sparse=sparse,
-            constraints=constraints,
-            variables=variables,
+    models = {operation.label: operation.model for operation in segment.operations}
+    states = dict(segment.states)
+    continued: dict[int, NodeState] = {}  # by the id of a model: nodes that share it get the state that has slots
+    for label, model in models.items():
+        if label in states and states[label].slots:
+            continued.setdefault(id(model), states[label])
+    for label, model in models.items():
+        if model is not None and id(model) in continued and not (label in states and states[label].slots):
+            states[label] = continued[id(model)]
+    layers = [layer for module in modules for layer in keras.outermost(module)]
+    variables = {variable.value: variable for layer in layers for variable in layer.trainable_variables}
+    constraints = {
+        value: variable.constraint for value, variable in variables.items() if variable.constraint is not None
+    }
+    sparse = has_sparse_gradients(modules)
+    seen: set[int] = set()  # ids of models and parameters
+    groups = []
+    for group in segment.groups:
+        members: dict[str, dict[str, nn.Parameter]] = {}
+        switched_off: dict[str, set[str]] = {}
+        for node in group.nodes:
+            model = models.get(node)
+            named = dict(parameters(model)) if isinstance(model, nn.Module) else {}
+            switched_off[node] = {name for name, value in named.items() if not value.requires_grad}
+            for term, loss in zip(segment.losses, losses, strict=True):
+                if term.on == node and loss.module is not None:
+                    named |= {f"loss.{term.label}.{name}": value for name, value in parameters(loss.module).items()}
+            own = {name: value for name, value in named.items() if value.requires_grad and id(value) not in seen}
+            if own or id(model) not in seen:
+                members[node] = own
+            seen.update(map(id, (model, *own.values())))
+        groups.append(
+            GroupOptimizer(
+                group,
+                members,
+                states,
+                switched_off=switched_off,
+                sparse=sparse,
+                constraints=constraints,
+                variables=variables,
+            )
         )
-        for group in segment.groups
-    ]
+    return groups
 
 
 def has_sparse_gradients(modules: Iterable[nn.Module]) -> bool:
@@ -376,8 +294,10 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.segment = segment
         self._plan = ForwardPlan(segment, torch_device)
+        dtypes = {input_dtype(operation.model) for operation in segment.operations if operation.model is not None}
+        weight_dtype = torch.float64 if "float64" in dtypes else torch.float32  # of sums of loss weights
         self._losses = [
-            bind(term, [self._plan.slot(name, device) for name in term.inputs], device, _weight_dtype(segment))
+            bind(term, [self._plan.slot(name, device) for name in term.inputs], device, weight_dtype)
             for term, device in ((term, torch_device(term.device)) for term in segment.losses)
         ]
         self._weighted = [(loss, weigh) for loss in self._losses if (weigh := loss.total_weight) is not None]
@@ -385,27 +305,27 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         self._pulled = [list(segment.inputs).index(name) for name in segment.needs_pullback]
         self._empty_slots = [None] * (self._plan.size - len(segment.inputs))
         self._devices = {torch_device(operation.device) for operation in segment.operations}
-        check_frozen(segment, self._losses)
+        if segment.frozen:
+            check_frozen(segment, self._losses)
         self._modules = segment_modules(segment, self._losses)
         self._seeds = [state for module in self._modules for state in seed_states(module)]
-        self._modes = TrainingModes(self._modules, modules_as_is(segment))
+        as_is = [operation.model for operation in segment.operations if operation.modes == "as_is"]
+        self._modes = TrainingModes(self._modules, [model for model in as_is if isinstance(model, nn.Module)])
         self._random = RandomState(self._devices, self._seeds)
         self._groups = create_groups(segment, self._losses, self._modules)
         self.trained = [parameter for group in self._groups for parameter in group.parameters]
         every = [parameter for module in self._modules for parameter in parameters(module).values()]
-        self._flags = GradientFlags(every) if self._groups else None
-        if self._flags is not None:  # without groups, another program may have set the flags: leave them
-            self._flags.require_only(self.trained)
+        # without groups, another program may have set the flags: leave them
+        self._flags = GradientFlags(every, self.trained) if self._groups else None
         steppers = [group.stepper(clip=True) for group in self._groups]
-        self._scaling = loss_scaling_of(segment)
+        loss_scale = None if segment.precision is None else segment.precision.loss_scale
+        self._scaling = UNSCALED if loss_scale is None else DynamicLossScaling(loss_scale)
         self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
         devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices, self._scaling
         )
-        self._whole_steps = WholeSteps(
-            segment.label, self._eager, self._compiler, self._losses, self._empty_slots, next(iter(self._devices), None)
-        )
+        self._rows = RowsAhead(BLOCK_BYTES)
         self._guard = InputGuard(segment)
         self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
         self._final: dict[str, NodeState] | None = None
@@ -449,7 +369,17 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         up to rounding, with the same dropout on the CPU.
         """
         self._enter(training=True)
-        return self._whole_steps.run(columns, orders, start, n_steps, batch_size, n_microbatches)
+        with translate_errors(f"a training step of {batch_size} rows in segment {self.segment.label!r}"):
+            done, tables = self._compiler.run(columns, orders, start, n_steps, batch_size, n_microbatches)
+            if done == n_steps and tables:
+                return torch.cat(tables) if len(tables) > 1 else tables[0]
+            started, on_processor = time.perf_counter(), time.process_time()
+            first = start + done * batch_size
+            losses = self._run_eager(columns, orders, first, n_steps - done, batch_size, n_microbatches)
+            seconds, on_processor = time.perf_counter() - started, time.process_time() - on_processor
+            self._compiler.record_eager_time(seconds, on_processor, max(1, n_steps - done), batch_size)
+            table = self.loss_table(losses)
+            return torch.cat([*tables, table]) if tables else table
 
     def train_and_notify(
         self,
@@ -467,12 +397,48 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             return torch.cat(told)
         self._enter(training=True)
 
-        def tell(losses: Callable[[], Tensor]) -> bool:
-            ends = after_step(losses)
+        def notify(losses: list[Tensor]) -> bool:
+            ends = after_step(partial(self.loss_table, losses))
             self._enter(training=True)  # listeners may have evaluated the model
             return ends
 
-        return self._whole_steps.run_and_notify(columns, orders, start, n_steps, batch_size, tell, n_microbatches)
+        with translate_errors(f"a training step of {batch_size} rows in segment {self.segment.label!r}"):
+            losses = self._run_eager(columns, orders, start, n_steps, batch_size, n_microbatches, notify)
+            table = self.loss_table(losses)
+        if len(table) < n_steps:
+            self._rows.clear()
+        return table
+
+    def _run_eager(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int,
+        after_step: Callable[[list[Tensor]], bool] | None = None,
+    ) -> list[Tensor]:
+        rows = self._rows.take(columns, orders, start, n_steps, batch_size)
+        batches = ([*batch, *self._empty_slots] for batch in rows)
+        try:
+            return self._eager.run(batches, n_microbatches, after_step)
+        except BaseException:
+            self._rows.clear()
+            raise
+
+    def loss_table(self, losses: list[Tensor]) -> Tensor:
+        """Return losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first
+        loss.
+        """
+        width = len(self._losses) + len(self._weighted)
+        if not losses:
+            return torch.empty(0, width, device=next(iter(self._devices), None))
+        if len(losses) == 1:
+            return losses[0].reshape(1, 1)
+        columns = [torch.stack(losses[i::width]) for i in range(width)]
+        device, dtype = columns[0].device, reduce(torch.promote_types, (column.dtype for column in columns))
+        return torch.stack([column.to(device, dtype) for column in columns], dim=1)
 
     def exchange_in_steps(self, exchange: Callable[[int], None]) -> None:
         """Call a function with the rows of each training step from now on, between its backward passes and its update:
@@ -669,7 +635,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
     def restore(self, snapshot: ProgramSnapshot) -> None:
         """Restore a snapshot; clears the gradients."""
         self.zero_grad()
-        self._whole_steps.clear()
+        self._rows.clear()
         with self._translate("restoring a snapshot"):
             snapshot.restore()
 
@@ -684,7 +650,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         """End the program; modes, `requires_grad` flags and torch's random state are restored to those at `build`."""
         if self._final is None:
             self.zero_grad()
-            self._whole_steps.clear()
+            self._rows.clear()
             self._final = self._states(copies=False)
             if self._flags is not None:
                 self._flags.restore()
@@ -699,13 +665,10 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         states: dict[str, NodeState] = {}
         for group in self._groups:
             states |= group.states(copies=copies)
-        return shared_with_all(self.segment, states)
-
-
-def _weight_dtype(segment: Segment) -> torch.dtype:
-    """Return the dtype for sums of loss weights: double precision if a model uses it."""
-    models = [operation.model for operation in segment.operations if operation.model is not None]
-    return torch.float64 if any(input_dtype(model) == "float64" for model in models) else torch.float32
+        first: dict[int, str] = {}  # nodes that share a model all get the state of the first, which has its parameters
+        for node in [node for group in self.segment.groups for node in group.nodes]:
+            states[node] = states[first.setdefault(id(self._models.get(node, node)), node)]
+        return states
 
 
 def _without_gradient(value: Any) -> Any:
@@ -713,9 +676,6 @@ def _without_gradient(value: Any) -> Any:
 
 
 # -- The modules of a segment, and its trained parameters and optimizer states by node ---------------------------------
-
-
-_FRESH = NodeState()
 
 
 def segment_modules(segment: Segment, losses: Sequence[BoundLoss]) -> dict[nn.Module, bool]:
@@ -729,44 +689,6 @@ def segment_modules(segment: Segment, losses: Sequence[BoundLoss]) -> dict[nn.Mo
         if loss.module is not None:
             modules[loss.module] = trainable.get(term.on, True) or modules.get(loss.module, False)
     return modules
-
-
-def modules_as_is(segment: Segment) -> list[nn.Module]:
-    """Return the modules of a segment whose submodules keep their modes."""
-    models = (operation.model for operation in segment.operations if operation.modes == "as_is")
-    return [model for model in models if isinstance(model, nn.Module)]
-
-
-def trained_parameters(
-    segment: Segment, losses: Sequence[BoundLoss], nodes: Sequence[str], seen: set[int]
-) -> dict[str, dict[str, nn.Parameter]]:
-    """Return trained parameters by node and name, those of custom losses as `loss.LABEL.NAME`.
-
-    Each parameter is listed once: `seen` (ids) holds models and parameters of earlier calls, and is extended. A node
-    whose model belongs to an earlier node is left out.
-    """
-    members: dict[str, dict[str, nn.Parameter]] = {}
-    for node in nodes:
-        model = next((operation.model for operation in segment.operations if operation.label == node), None)
-        named = dict(parameters(model)) if isinstance(model, nn.Module) else {}
-        for term, loss in zip(segment.losses, losses, strict=True):
-            if term.on == node and loss.module is not None:
-                named |= {f"loss.{term.label}.{name}": value for name, value in parameters(loss.module).items()}
-        own = {name: value for name, value in named.items() if value.requires_grad and id(value) not in seen}
-        if own or id(model) not in seen:
-            members[node] = own
-        seen.update(map(id, (model, *own.values())))
-    return members
-
-
-def switched_off(segment: Segment, nodes: Sequence[str]) -> dict[str, set[str]]:
-    """Return names of the parameters with `requires_grad=False`, by node."""
-    models = {operation.label: operation.model for operation in segment.operations}
-    modules = {node: model for node in nodes if isinstance(model := models.get(node), nn.Module)}
-    return {
-        node: {name for name, value in parameters(module).items() if not value.requires_grad}
-        for node, module in modules.items()
-    }
 
 
 def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
@@ -807,28 +729,6 @@ def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
 def _depends_on_mode(part: nn.Module) -> bool:
     """Whether a module itself has buffers, such as running statistics, or is random in training."""
     return "ropout" in type(part).__name__ or next(part.buffers(recurse=False), None) is not None
-
-
-def shared_with_all(segment: Segment, states: Mapping[str, NodeState]) -> dict[str, NodeState]:
-    """Return states by node; nodes that share a model all get the state of the first, which lists its parameters."""
-    models = {operation.label: operation.model for operation in segment.operations}
-    result, first = dict(states), dict[int, str]()
-    for node in (node for group in segment.groups for node in group.nodes):
-        result[node] = result[first.setdefault(id(models.get(node, node)), node)]
-    return result
-
-
-def initial_states(segment: Segment) -> dict[str, NodeState]:
-    """Return the segment's optimizer states by node; nodes that share a model all get the one that has slots."""
-    states = dict(segment.states)
-    for operation in segment.operations:
-        if operation.model is None or states.get(operation.label, _FRESH).slots:
-            continue
-        sharing = (other.label for other in segment.operations if other.model is operation.model)
-        kept = next((states[label] for label in sharing if states.get(label, _FRESH).slots), None)
-        if kept is not None:
-            states[operation.label] = kept
-    return states
 
 
 # -- -------------------------------------------------------------------------------------------------------------------

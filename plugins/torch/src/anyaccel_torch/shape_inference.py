@@ -25,9 +25,9 @@ from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
 from anyaccel_torch.error_translation import first_line, needs_gradients, single_row_message, translate_errors
 from anyaccel_torch.forward_call import Call, bind_call, force_eager, with_gradients
+from anyaccel_torch.host_transfer import dtype_name
 from anyaccel_torch.module_state import parameters
 from anyaccel_torch.state_guard import TrialCalls, seed_generators
-from anyaccel_torch.tree_utils import dtype_name
 
 # torch's shape-only kernels accept wrong dtypes (such as a float64 batch for a float32 Linear), so a module is run on
 # values unless its parameters take more bytes than this.
@@ -49,10 +49,10 @@ def infer_outputs(
     for layer in keras.outermost(model):
         keras.library().refuse_stateful(layer)
     _build(model, inputs, call, seed)
-    is_large = _is_large(model)
-    if is_large or _is_medium(model):
+    size = _size(model)
+    if size:
         try:
-            with nullcontext() if is_large else _AlikeOperands():  # type: ignore[no-untyped-call]
+            with nullcontext() if size == "large" else _AlikeOperands():  # type: ignore[no-untyped-call]
                 return _probed(_without_values(model), inputs, call)
         except Exception:  # not every module can be copied or run without values; the real run has the right error
             pass
@@ -60,7 +60,7 @@ def infer_outputs(
 
 
 def _probed(model: nn.Module, inputs: Sequence[TensorSpec], call: ProbeLayout) -> tuple[OutputSpec, ...]:
-    calls = TrialCalls(model)
+    calls = TrialCalls(model, only_modes=_is_of_torch_layers(model))
     return probe_outputs(
         type(model).__name__,
         lambda batch: call.by_path(_run(calls, inputs, call, batch)),
@@ -91,14 +91,15 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
     Raises:
         ShapeError: it returns no tensors then, or none with a batch.
     """
-    if _ignores_modes(model):
+    if _is_of_torch_layers(model):
         return ()
     layout = ProbeLayout(arguments)
-    if _is_medium(model) and not _is_large(model):
+    size = _size(model)
+    if size == "medium":
         with suppress(Exception):  # a module that cannot be copied, or run without values
             return _probed_training(_without_values(model), inputs, layout)
     try:
-        return _probed_training(_without_values(model) if _is_large(model) else model, inputs, layout)
+        return _probed_training(_without_values(model) if size == "large" else model, inputs, layout)
     except (ShapeError, *ENVIRONMENT_ERRORS):
         raise
     except Exception:  # zeros may be no legal input in training alone; the first step has the right error
@@ -115,8 +116,11 @@ def _probed_training(model: nn.Module, inputs: Sequence[TensorSpec], layout: Pro
     )
 
 
-def _ignores_modes(model: nn.Module) -> bool:
-    """Return whether a module consists of torch's own layers only, without calls of user code."""
+def _is_of_torch_layers(model: nn.Module) -> bool:
+    """Return whether a module consists of torch's own layers only, without calls of user code.
+
+    Such outputs have the same form in training and evaluation, and a call in evaluation changes nothing in the module.
+    """
     hooks = nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:  # noqa: SLF001
         return False
@@ -143,7 +147,7 @@ def single_row_reason(operation: Operation, inputs: Sequence[TensorSpec]) -> str
     """Return torch's error for a training step with one row; see `SingleRows.single_row_reason`."""
     model: Any = operation.model
     try:
-        calls = TrialCalls(_without_values(model) if _is_large(model) else model)
+        calls = TrialCalls(_without_values(model) if _size(model) == "large" else model)
         _training_outputs(calls, inputs, ProbeLayout(operation.arguments), 1, as_is=operation.modes == "as_is")
     except Exception as error:  # any other one than of the row comes with the first step, if it comes
         return single_row_message(error)
@@ -206,20 +210,19 @@ def _build_hook(seed: int) -> Any:
     return build
 
 
-def _is_large(model: nn.Module) -> bool:
-    """Return whether to run a copy without values; a model may already have a part without values (parameters, no
-    buffers).
+def _size(model: nn.Module) -> str:
+    """Return `"large"` if a copy without values is to run, `"medium"` if one may run instead of the model, or `""`.
 
-    Not for Keras, which copies a model through a file, with all values.
+    A model may already have a part without values (parameters, no buffers). Keras copies a model through a file, with
+    all values.
     """
-    is_meta = {tensor.is_meta for tensor in chain(model.parameters(), model.buffers())}
-    nbytes = sum(parameter.nbytes for parameter in model.parameters())
-    return (nbytes > LARGE_BYTES or len(is_meta) == 2) and not keras.outermost(model)
-
-
-def _is_medium(model: nn.Module) -> bool:
     sizes = [parameter.nbytes for parameter in model.parameters()]
-    return sum(sizes) > max(MEDIUM_BYTES, MEDIUM_TENSOR * len(sizes)) and not keras.outermost(model)
+    is_meta = {tensor.is_meta for tensor in chain(model.parameters(), model.buffers())}
+    if keras.outermost(model):
+        return ""
+    if sum(sizes) > LARGE_BYTES or len(is_meta) == 2:
+        return "large"
+    return "medium" if sum(sizes) > max(MEDIUM_BYTES, MEDIUM_TENSOR * len(sizes)) else ""
 
 
 def _without_values(model: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from anyaccel import rng
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.errors import GraphError, PhaseError, StateError
 from anyaccel.segment import Segment
@@ -63,13 +64,13 @@ class TrainingModes:
 
 
 class GradientFlags:
-    """The `requires_grad` flags of some parameters."""
+    """The `requires_grad` flags of some parameters; until `restore`, only `trained` ones have it.
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    The old gradients of these are cleared.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], trained: Iterable[nn.Parameter]) -> None:
         self._saved = {id(parameter): (parameter, parameter.requires_grad) for parameter in parameters}
-
-    def require_only(self, trained: Iterable[nn.Parameter]) -> None:
-        """Set the flag for `trained` only, and clear their old gradients."""
         wanted = {id(parameter): parameter for parameter in trained}
         for key, (parameter, _) in self._saved.items():
             parameter.requires_grad_(key in wanted)
@@ -165,9 +166,11 @@ def generator_devices() -> list[torch.device]:
     return [torch.device(accelerator.type, index) for index in range(module.device_count())]
 
 
+@torch.no_grad()
 def seed_generators(devices: Iterable[torch.device], key: int, seed_states: Sequence[nn.Parameter] = ()) -> None:
     """Seed the generators of the CPU and of `devices`, and Keras's `seed_states`, from a 64-bit key."""
-    keras.set_seeds(seed_states, key)
+    for i, state in enumerate(seed_states):
+        state.copy_(torch.tensor([rng.key(key, "keras", i) % 2**31, 0], dtype=state.dtype))
     for device in _with_generator(devices):
         _set_generator_state(device, torch.Generator(device).manual_seed(key).get_state())
 
@@ -262,13 +265,15 @@ class TrialCalls:
     Args:
         model: The module.
         device: Its device, or `meta`; by default that of its first parameter or buffer, otherwise the CPU.
+        only_modes: Whether calls change nothing else.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device | None = None) -> None:
+    def __init__(self, model: nn.Module, device: torch.device | None = None, *, only_modes: bool = False) -> None:
         if device is None:
             device = next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))
         self.model, self.device, self._modes = model, device, TrainingModes([model])
-        self._saved = (PlainAttributes(model), self._modes, BufferSnapshot([model]), RandomState([device]))
+        others = () if only_modes else (PlainAttributes(model), BufferSnapshot([model]), RandomState([device]))
+        self._saved = (self._modes, *others)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
