@@ -706,6 +706,19 @@ def test_targets_that_may_be_meant_otherwise_are_warned_of(data, message):
         fit(data, None)
 
 
+def test_weights_and_groups_in_another_order_than_the_rows_are_refused():
+    weights, table = pd.Series(FARE), TABLE[["age", "fare", "survived"]]
+    message = "the columns 'the table' and '{}' of 'data' have the same index in another order"
+    with pytest.raises(ColumnError, match=message.format("sample_weight")):
+        fit(table, sample_weight=weights[::-1])
+    with pytest.raises(ColumnError, match=message.format("sample_weight").replace("the table", "age")):
+        fit((table[["age", "fare"]], table["survived"]), None, sample_weight=weights[::-1])
+    with pytest.raises(ColumnError, match=message.format("groups")):
+        aa.cross_validate(net, table, target="survived", groups=(weights // 10)[::-1])
+    by_position = fit(table, sample_weight=weights.to_numpy()).predict("all", outputs=True)
+    np.testing.assert_array_equal(fit(table, sample_weight=weights).predict("all", outputs=True), by_position)
+
+
 def test_a_target_with_gaps_is_not_cross_validated():
     with pytest.raises(ColumnError, match="the target 'survived' has no value in 1 of 240 rows, the first in row 3"):
         aa.cross_validate(net, frame(survived=TABLE["survived"].where(np.arange(N) != 3)), target="survived")

@@ -14,6 +14,7 @@ from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView
+from anyaccel.data.readers.dataframes import check_order_of_rows
 from anyaccel.data.roles import Names, listed, names_of, no_column
 from anyaccel.errors import PhaseError, ResultError, TableWarning
 from anyaccel.fitting import FittedModel, fit
@@ -166,6 +167,7 @@ def cross_validate(
     word = next((word for word in ("n_splits", "n_folds", "folds", "kfold") if word in fit_arguments), None)
     if word is not None:
         raise PhaseError(f"cross_validate has no argument {word!r}", hint=f"write cv={shown(fit_arguments[word])}")
+    check_order_of_rows(LABEL, {"the table": data, "groups": groups})
     rows, target = _rows_of(data, target)
     names = names_of(target) if target is not None else rows.names_of_targets
     if not names:

@@ -41,7 +41,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], names: RoleNames, pad: 
     for name in filter(lambda key: isinstance(key, str), data):
         check_encodable(name)
     roles = assign_roles(label, list(data), names)
-    _check_order_of_rows(label, data, roles)
+    check_order_of_rows(label, {name: data[name] for name in roles})
     pads = checked_pads(label, pad, roles)
     columns = {name: padded_column(name, data[name]) for name in pads}
     columns |= _arrow_columns(label, data, {name: roles[name] for name in roles if name not in pads}, open_roles(names))
@@ -55,9 +55,17 @@ def table_from_dict(label: str, data: Mapping[str, Any], names: RoleNames, pad: 
     return padded_table(stamp(pa.table(columns), roles), pads)
 
 
-def _check_order_of_rows(label: str, data: Mapping[str, Any], roles: Mapping[str, str]) -> None:
-    """Check that series with the same index do not have it in another order: rows are taken by position."""
-    indexed = {name: data[name].index for name in roles if hasattr(data[name], "iloc") and hasattr(data[name], "index")}
+def check_order_of_rows(label: str, columns: Mapping[str, Any]) -> None:
+    """Check that series with the same index do not have it in another order: rows are taken by position.
+
+    Args:
+        label: Label of the feature set, for messages.
+        columns: Columns by name; those that are no series of pandas are not checked.
+
+    Raises:
+        ColumnError: Two series have the same index in another order.
+    """
+    indexed = {name: it.index for name, it in columns.items() if hasattr(it, "iloc") and hasattr(it, "index")}
     first = next(iter(indexed), "")
     for name, index in indexed.items():
         other = indexed[first]

@@ -12,6 +12,7 @@ import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView
+from anyaccel.data.readers.dataframes import check_order_of_rows
 from anyaccel.data.roles import Names, listed, names_of, stamp
 from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.fitting.fit_function import EqualRows
@@ -180,6 +181,8 @@ class RowColumns(EqualRows):
             values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
         else:
             where, values = "sample_weight=", np.asarray(weights)
+            columns = weighted_rows if isinstance(weighted_rows, Mapping) else {"the table": weighted_rows}
+            check_order_of_rows(LABEL, {**columns, "sample_weight": weights})
             if what != "the data":
                 problem = "fit has sample_weight= as an array, but the weights of the other validation rows are missing"
                 raise PhaseError(problem, hint="name a column that both have: sample_weight='COLUMN'")
