@@ -689,15 +689,14 @@ def _check_has_effect(
         now = "the dtypes of the model" if precision is None else f"precision={precision!r}"
         problem = f"fit has loss_scale={shown(loss_scale)}, but losses are scaled only in fp16-mixed, and it has {now}"
         raise PhaseError(problem, hint="write precision='fp16-mixed', or leave loss_scale out")
-    labels = list(sampler) if isinstance(sampler, Mapping) else []
-    other = next((label for label in labels if label != prepared.data.label), None)
-    if other is not None:
-        raise PhaseError(
-            f"fit: sampler={shown(sampler)} has a sampler for {other!r}; its keys are labels of feature sets, not "
-            "columns",
-            available=f"the only feature set, {prepared.data.label!r}",
-            hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
-        )
+    for label in sampler if isinstance(sampler, Mapping) else ():
+        if label != prepared.data.label:
+            raise PhaseError(
+                f"fit: sampler={shown(sampler)} has a sampler for {label!r}; its keys are labels of feature sets, not "
+                "columns",
+                available=f"the only feature set, {prepared.data.label!r}",
+                hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
+            )
 
 
 def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[AppliedLoss]) -> None:

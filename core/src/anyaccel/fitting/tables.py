@@ -928,10 +928,10 @@ def _selected(data: FeatureSet | FeatureSetView, features: Names, target: Names)
     texts = _texts(base, target)
     numeric = None if target is None else [name for name in names_of(target) if name not in texts]
     for role, names, there in (("feature", names_of(features), base.features), ("target", numeric or (), base.targets)):
-        wrong = next((name for name in names if name in base.columns and name not in there), None)
-        if wrong is not None:
-            problem = f"fit: column {wrong!r} of {base.label!r} is not a {role} of it"
-            raise ColumnError(problem, available=listed(there), hint=_ROLES)
+        for name in names:
+            if name in base.columns and name not in there:
+                problem = f"fit: column {name!r} of {base.label!r} is not a {role} of it"
+                raise ColumnError(problem, available=listed(there), hint=_ROLES)
     return base.select(features, numeric), None if isinstance(data, FeatureSet) else data.rows
 
 

@@ -1000,13 +1000,13 @@ def target_spec(
             f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
             hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
         )
-    chosen = [key for key in ("ignore_index", "class_weights") if key in loss.loss.kwargs]
-    if chosen:
-        raise SpecError(
-            f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, which is for class indices, but "
-            f"{name} has probabilities",
-            hint="use mask= or sample_weight= instead",
-        )
+    for setting in ("ignore_index", "class_weights"):
+        if setting in loss.loss.kwargs:
+            raise SpecError(
+                f"{loss.loss.name} on {loss.on!r} has {setting}, which is for class indices, but "
+                f"{name} has probabilities",
+                hint="use mask= or sample_weight= instead",
+            )
     dtype = "float32" if output.dtype in ("bfloat16", "float16") else output.dtype  # in which losses are computed
     if _without_ones(stored.shape) != _without_ones(output.shape):
         raise _unfit(loss, stored, output, name)
@@ -1110,13 +1110,13 @@ def check_weighing(
             f"{', '.join(asked) or 'classes at several positions'}",
             hint="use a loss of the framework, or a node of another framework",
         )
-    chosen = [name for name in ("ignore_index", "class_weights") if name in settings]
-    if chosen and not by_column:
-        raise SpecError(
-            f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, but its targets are an output of another node",
-            cause=f"{chosen[0]} where the targets are a column",
-            hint="name a column of targets in inputs=, or use mask= or sample_weight= instead",
-        )
+    for name in ("ignore_index", "class_weights"):
+        if name in settings and not by_column:
+            raise SpecError(
+                f"{loss.loss.name} on {loss.on!r} has {name}, but its targets are an output of another node",
+                cause=f"{name} where the targets are a column",
+                hint="name a column of targets in inputs=, or use mask= or sample_weight= instead",
+            )
     n_weights = len(settings.get("class_weights", ()))
     n_classes = output.shape[class_axis(settings, output)] if n_weights and output.shape else n_weights
     if n_weights != n_classes:
