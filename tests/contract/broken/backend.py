@@ -122,6 +122,13 @@ class MoveWidens(NumpyBackend):
         return super().move(moved.astype("int16"), device) if moved.dtype == np.int8 and device == SECOND else moved
 
 
+@fault("backend", "test_move_keeps_the_dtype[int8]")
+class MoveWidensEverywhere(NumpyBackend):
+    def move(self, tensor, device, *, pinned=False):
+        moved = super().move(tensor, device)
+        return super().move(moved.astype("int16"), device) if moved.dtype == np.int8 else moved
+
+
 @fault("backend", "test_move_keeps_values")
 class MoveLosesValues(NumpyBackend):
     def move(self, tensor, device, *, pinned=False):
