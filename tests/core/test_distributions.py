@@ -187,6 +187,15 @@ def test_a_command_is_listed_and_run(write: Write) -> None:
     assert status == 2 and output.startswith("error: broken of measures 0.1.0 cannot be imported: ")
 
 
+def test_a_command_whose_module_fails_does_not_break_the_others(write: Write, tmp_path: Path) -> None:
+    tmp_path.joinpath("torn.py").write_text("def command(:\n", "utf-8")
+    write("measures", {COMMANDS: {"gauge": "gauges:command", "torn": "torn:command"}})
+    listed = run("--help")[1]
+    assert "Measure something." in listed and "Not usable here." in listed
+    status, output = run("torn")
+    assert status == 2 and output.startswith("error: torn of measures 0.1.0 cannot be imported: SyntaxError: ")
+
+
 @pytest.mark.usefixtures("offered")
 def test_two_versions_do_not_go_together(write: Write) -> None:
     write("anyaccel-gauges", {NAMES: {"Gauge": "gauges:Gauge"}}, "9.1.0")

@@ -155,8 +155,9 @@ def loaded(entry: EntryPoint) -> Any:
     try:
         value = _found[entry] = entry.load()
         return value
-    except (ImportError, AttributeError) as error:
-        problem = f"{entry.name} of {_source(entry)} cannot be imported: {error}"
+    except Exception as error:  # one broken distribution must not break commands and names of the others
+        what = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        problem = f"{entry.name} of {_source(entry)} cannot be imported: {what}{error}"
         raise PluginError(problem, hint=f"update or uninstall {_identity(entry)[0] or entry.value}") from error
 
 

@@ -1,6 +1,6 @@
 """Phases train, evaluate or fit a graph; this package holds them and the loops that run them.
 
-Stands on `results`, `metrics`, `graph`, `data`, `requests`, `saved_folder`, `adapter`, `precision` and the kernel.
+Stands on `results`, `metrics`, `graph`, `data`, `saved_folder`, `adapter`, `precision` and the kernel.
 """
 
 from anyaccel.distributions import moved_names
