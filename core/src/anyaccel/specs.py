@@ -210,7 +210,12 @@ class Optimizer(Spec):
             raise SpecError(f"{where}clip_norm and clip_value are both set", hint="leave one of them out")
         named = "constant" if schedule is None else schedule
         schedule = named if isinstance(named, Schedule) else Schedule(named)
-        settings = _optimizer_settings(text, settings) if custom is None else settings
+        if custom is None:
+            if text not in OPTIMIZERS:
+                raise _unknown("optimizer", text, OPTIMIZERS)
+            takes = OPTIMIZERS[text].settings
+            _check_names(f"optimizer {text!r}", settings, takes, also=("lr", "schedule", *_CLIPPING))
+            settings = {key: _checked(where, key, settings.get(key, s.default), s) for key, s in takes.items()}
         assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, own=custom, **clipping)
         usual = {"lr": lr, "schedule": schedule, **settings}
         by_pattern = _checked(where, "groups", {} if groups is None else groups).items()
@@ -347,15 +352,6 @@ class LossTargets:
     class_axis: int = -1
     ignored: int | None = None
     form: str = ""
-
-
-def _optimizer_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a named optimizer with its defaults, checked."""
-    if name not in OPTIMIZERS:
-        raise _unknown("optimizer", name, OPTIMIZERS)
-    what, takes = f"optimizer {name!r}", OPTIMIZERS[name].settings
-    _check_names(what, settings, takes, also=("lr", "schedule", *_CLIPPING))
-    return {key: _checked(f"{what}: ", key, settings.get(key, s.default), s) for key, s in takes.items()}
 
 
 def _is_group(item: tuple[Any, Any]) -> bool:

@@ -92,7 +92,8 @@ class CompilePolicy(LoopExtension):
         self._log_event, self._on_activity = run.log_event, on_activity
         self._tried: set[_Shape] = set()
         self._shape: _Shape | None = None
-        self._plain, self._timed, self._timed_steps = _Timing(pipeline.on_host), _Timing(pipeline.on_host), 0
+        on_host = pipeline.on_host
+        self._plain, self._timed, self._timed_steps = _Timing(on_host), _Timing(on_host), 0
         self._processor_seconds = time.process_time()
         self._wait_seconds = math.inf
         self._decided = self._mode == "off"
