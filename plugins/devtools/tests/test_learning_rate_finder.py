@@ -28,7 +28,7 @@ def graph_of(data: aa.FeatureSet, optimizer: aa.Optimizer | None = None) -> aa.M
 
 
 def phase(**settings: Any) -> aa.TrainPhase:
-    return aa.TrainPhase("t", data="train", losses=LOSSES, **{"sampler": aa.SimpleSampler(16), **settings})
+    return aa.TrainPhase("t", data="train", **{"losses": LOSSES, "sampler": aa.SimpleSampler(16), **settings})
 
 
 def test_losses_are_those_of_a_training_whose_rate_rises_step_by_step(data: aa.FeatureSet) -> None:
@@ -52,6 +52,12 @@ def test_losses_are_those_of_a_training_whose_rate_rises_step_by_step(data: aa.F
         smoothed.append(mean / (1 - 0.9 ** (i + 1)))
     np.testing.assert_allclose(test.smoothed, smoothed, rtol=1e-6)
     assert test.stop_reason == ""
+
+
+def test_a_loss_without_a_node_is_that_of_the_only_output(data: aa.FeatureSet) -> None:
+    named = aa.find_learning_rate(graph_of(data), phase(epochs=3), n_steps=10)
+    unnamed = aa.find_learning_rate(graph_of(data), phase(epochs=3, losses=aa.AppliedLoss("mse")), n_steps=10)
+    np.testing.assert_array_equal(unnamed.losses, named.losses)
 
 
 def test_it_ends_where_the_losses_grow_and_suggests_a_rate_that_trains(data: aa.FeatureSet) -> None:

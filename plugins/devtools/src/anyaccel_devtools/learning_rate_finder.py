@@ -137,7 +137,7 @@ def find_learning_rate(
         arguments.number(PhaseError, _WHERE, "stop_factor", stop_factor, lambda it: it > 1, more, 4.0)
     optimizer = _optimizers(graph)[0]
     rates = np.geomspace(min_lr, max_lr, n_steps)
-    watch = _Watch(_weights(phase), n_steps, beta, math.inf if stop_factor is None else float(stop_factor))
+    watch = _Watch(n_steps, beta, math.inf if stop_factor is None else float(stop_factor))
     with _as_before(graph), _rising(graph, rates / optimizer.lr), np.errstate(over="ignore", invalid="ignore"):
         Experiment(graph, progress=progress).run_phase(_test_phase(phase, n_steps, watch))
     return watch.result(rates)
@@ -146,8 +146,8 @@ def find_learning_rate(
 class _Watch(Callback):
     """Collects losses, and stops when there are enough or they grow."""
 
-    def __init__(self, weights: dict[str, float] | None, n_steps: int, beta: float, stop_factor: float) -> None:
-        self._weights, self._n_steps, self._beta, self._stop_factor = weights, n_steps, beta, stop_factor
+    def __init__(self, n_steps: int, beta: float, stop_factor: float) -> None:
+        self._n_steps, self._beta, self._stop_factor = n_steps, beta, stop_factor
         self._mean, self._lowest = 0.0, math.inf
         self._losses: list[float] = []
         self._smoothed: list[float] = []
@@ -155,10 +155,10 @@ class _Watch(Callback):
 
     def steps_done(self, run: Run, steps: FinishedSteps) -> None:
         losses = steps.losses()
-        if self._weights is None:
+        if run.phase.step is not None:  # a custom step, which returns the total loss
             total = losses.get("loss", np.full(len(steps), np.nan))
         else:
-            total = np.sum([self._weights[name] * values for name, values in losses.items()], axis=0)
+            total = np.sum([loss.weight * losses[loss.label] for loss in run.phase.losses], axis=0)
         for loss in total.tolist():
             if self._reason or len(self._losses) == self._n_steps:
                 break
@@ -219,11 +219,6 @@ def _nodes(graph: ModelGraph) -> list[ModelNode]:
 def _optimizers(graph: ModelGraph) -> list[Optimizer]:
     optimizers = [graph.optimizer, *(node.optimizer for node in _nodes(graph))]
     return [optimizer for optimizer in optimizers if optimizer is not None]
-
-
-def _weights(phase: TrainPhase) -> dict[str, float] | None:
-    """Return the weights of the losses by label; None for a custom step, which returns the total loss."""
-    return None if phase.step is not None else {loss.label: loss.weight for loss in phase.losses}
 
 
 def _test_phase(phase: TrainPhase, n_steps: int, watch: Callback) -> TrainPhase:
