@@ -344,3 +344,20 @@ def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(runtime_config, "expected_count", lambda kind: 2)
         assert own_gpu(1, 2) == {"local_device_ids": [1]}
+
+
+def test_class_indices_of_losses_of_optax(hint: Any) -> None:
+    y = (X[:, 0] > 0).astype("float32")
+    data = aa.FeatureSet.from_dict("data", {"x": X, "y": y}, ["x"], ["y"])
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, targets).mean()
+
+    def fit(data: Any) -> Any:
+        return aa.fit(model(n_out=2), data, loss=loss, epochs=1, accelerator="cpu", progress="none").results.loss.size
+
+    with hint("cast class indices: feature_set.cast({'y': 'int32'}), or y.astype('int32')"):
+        fit(data)
+    with pytest.raises(aa.errors.SpecError, match=r"the loss 'loss' needs integer targets, but .* float32\[24\]"):
+        fit((X, y))
+    assert fit(data.cast({"y": "int32"})) and fit((X, y.astype("int32")))

@@ -762,6 +762,9 @@ def test_classes_of_losses_of_torch(hint: Any) -> None:
     assert fit(data.cast({"y": "int64"})) and fit(data, y.astype("int64"))
     with pytest.raises(aa.errors.ShapeError, match=r"data\.y is float32\[\].*feature_set\.cast\({'y': 'int64'}\)"):
         fit(data, y * 2)
+    with hint("cast class indices: feature_set.cast({'y': 'int64'}), or y.astype('int64')"):
+        fit(data.cast({"y": "int32"}))
+    assert fit(data.cast({"y": "int32"}).cast({"y": "int64"})) and fit(data, (y > 0).astype("int64"))
     one_hot = np.eye(2, dtype="int64")[y.astype("int64")]
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": one_hot}, ["x"], ["y"])
     with hint("convert them to floats: feature_set.cast({{}: 'float32'})"):

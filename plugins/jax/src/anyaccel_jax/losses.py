@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import jax.numpy as jnp
 
 from anyaccel.adapter.layer_introspection import LayerLibrary
 from anyaccel.adapter.losses import make_loss
+from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
 
 
@@ -26,4 +30,25 @@ def scalar_loss(loss: Loss) -> Loss:
     library = keras_library()
     if library.is_loss(loss.own):
         return Loss(library.loss_function(loss, jnp.mean))
-    return Loss(make_loss(loss))
+    return Loss(_with_dtypes(make_loss(loss), loss.name))
+
+
+def _with_dtypes(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return the function with an error of anyaccel where a loss of Optax in it needs integers, as class indices."""
+
+    @wraps(function, updated=())
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except TypeError as error:
+            if "subdtype" not in str(error) or "integer" not in str(error):
+                raise
+            shown = ", ".join(f"{value.dtype}{list(value.shape)}" for value in arguments)
+            raise SpecError(
+                f"the loss {name!r} needs integer targets, but it was called with {shown}",
+                cause=str(error),
+                hint="cast class indices: feature_set.cast({'y': 'int32'}), or y.astype('int32')",
+            ) from error
+
+    call.__name__ = name
+    return call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -292,6 +293,9 @@ def loss_targets(loss: Loss) -> LossTargets | None:
 _IGNORED = -100  # where nobody says anything else
 
 
+# What torch says of class indices in other dtypes.
+_NEEDS_INT64 = re.compile(r"target dtype to be Long|expected scalar type Long")
+
 # Elementwise losses of torch, which broadcast with no more than a warning; what custom losses compare is up to them.
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
 _ELEMENTWISE_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
@@ -311,7 +315,17 @@ def _bind_own(term: LossTerm, slots: Sequence[int], device: torch.device) -> Bou
             raise _shape_error(
                 f"{term.label!r} ({term.loss.name})", inputs[0], inputs[1], "they must have the same shape"
             )
-        result = compute(*inputs)
+        try:
+            result = compute(*inputs)
+        except RuntimeError as error:
+            if not _NEEDS_INT64.search(str(error)):
+                raise
+            shown = ", ".join(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for value in inputs)
+            raise SpecError(
+                f"loss {term.label!r}: {term.loss.name} needs class indices in int64, but was called with {shown}",
+                cause=first_line(error),
+                hint="cast class indices: feature_set.cast({'y': 'int64'}), or y.astype('int64')",
+            ) from error
         if not isinstance(result, Tensor) or result.ndim:
             shown = f"shape {list(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
             raise SpecError(
