@@ -322,3 +322,20 @@ def test_order_of_rows(hint: Any) -> None:
         next(batches := iter(loader))
         states.append(loader.state_dict())
         batches.close()
+
+
+def test_words_of_torch(hint: Any) -> None:
+    loop, model = loop_of(), model_of()
+    with hint("write gradients = loop.gradient(tape, loss, variables)"):
+        loop.backward(0.0)
+    model = loop.prepare(model)
+    tape, loss = taped(model)
+    gradients = loop.gradient(tape, loss, model.trainable_variables)
+    assert len(gradients) == 2
+
+
+def test_a_data_set_of_single_rows(hint: Any) -> None:
+    source = tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
+    with hint("return one entry per row in every column; batch a source of single rows: source.batch(32)"):
+        aa.fit(model_of(), source, loss="mse", epochs=1, progress="none")
+    assert aa.fit(model_of(), source.batch(32), loss="mse", epochs=1, progress="none").results.loss.size == 1

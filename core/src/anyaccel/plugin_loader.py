@@ -82,7 +82,9 @@ class Plugin:
         """The fault, in one line; `""` if it works."""
         if self.error is None:
             return "; ".join([*self.faults, *self.delays])
-        return " ".join(str(self.error).split()) if isinstance(self.error, AnyaccelError) else _one_line(self.error)
+        if isinstance(self.error, AnyaccelError):  # its hint is `hint`
+            return " ".join(str(AnyaccelError(self.error.problem, available=self.error.available)).split())
+        return _one_line(self.error)
 
     @property
     def hint(self) -> str:

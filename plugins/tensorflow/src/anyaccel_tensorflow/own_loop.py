@@ -72,6 +72,10 @@ class TensorFlowLoop(Loop):
     """
 
     framework: ClassVar[str] = "tensorflow"
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "backward": "write gradients = loop.gradient(tape, loss, variables)",
+        **Loop.attribute_hints,
+    }
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._models: list[_Model] = []
