@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import anyaccel as aa
-from anyaccel.errors import SpecError
+from anyaccel.errors import GraphError, SpecError
 
 ROWS, BATCH, EPOCHS = 40, 8, 4
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
@@ -144,3 +144,35 @@ def test_a_pattern_without_a_parameter_is_refused_by_the_plan(data: aa.FeatureSe
     phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")])
     with pytest.raises(SpecError, match=r"no parameter name matches '\*bais'.*Available: 0\.weight, 0\.bias"):
         aa.Experiment("groups", graph).plan(phase)
+
+
+def test_nodes_that_share_a_parameter_have_one_optimizer() -> None:
+    """The optimizer of the first node trained it for both, without a message."""
+
+    def trained(**of_second: Any) -> tuple[nn.Linear, nn.Linear]:
+        torch.manual_seed(0)
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        second.weight = first.weight
+        wide = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, ::-1]}, ["x"], ["y"])
+        nodes = [aa.ModelNode("first", first, wide.reference()), aa.ModelNode("second", second, "first", **of_second)]
+        graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1))
+        loss = aa.AppliedLoss("mse", on="second")
+        graph.run(aa.TrainPhase("t", data="all", losses=[loss], epochs=2, batch_size=ROWS), progress="none")
+        return first, second
+
+    with pytest.raises(GraphError) as refused:
+        trained(optimizer=aa.Optimizer("adam", lr=0.1))
+    assert str(refused.value) == (
+        "nodes 'first' and 'second' share the parameter 'weight' but have different optimizers. "
+        "Hint: use the same optimizer for both."
+    )
+    first, second = trained()
+    torch.manual_seed(0)
+    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    other.weight = one.weight
+    optimizer = torch.optim.SGD([one.weight, one.bias, other.bias], lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.mse_loss(other(one(torch.from_numpy(X))), torch.from_numpy(X[:, ::-1].copy())).backward()
+        optimizer.step()
+    torch.testing.assert_close([first.weight, first.bias, second.bias], [one.weight, one.bias, other.bias])

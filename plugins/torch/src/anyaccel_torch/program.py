@@ -22,6 +22,7 @@ from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
 from anyaccel.errors import FrameworkError, GraphError
 from anyaccel.segment import NodeState, Segment
+from anyaccel.specs import Optimizer
 from anyaccel_torch import keras, step_compiler
 from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
@@ -215,6 +216,7 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
 
     Raises:
         SpecError: torch lacks an optimizer.
+        GraphError: Nodes with different optimizers share a parameter.
     """
     models = {operation.label: operation.model for operation in segment.operations}
     states = dict(segment.states)
@@ -232,6 +234,7 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
     }
     sparse = has_sparse_gradients(modules)
     seen: set[int] = set()  # ids of models and parameters
+    owners: dict[int, tuple[str, Optimizer]] = {}  # by the id of a parameter
     groups = []
     for group in segment.groups:
         members: dict[str, dict[str, nn.Parameter]] = {}
@@ -243,6 +246,13 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
             for term, loss in zip(segment.losses, losses, strict=True):
                 if term.on == node and loss.module is not None:
                     named |= {f"loss.{term.label}.{name}": value for name, value in parameters(loss.module).items()}
+            for name, value in named.items():
+                first, optimizer = owners.setdefault(id(value), (node, group.optimizer))
+                if value.requires_grad and optimizer != group.optimizer:
+                    raise GraphError(
+                        f"nodes {first!r} and {node!r} share the parameter {name!r} but have different optimizers",
+                        hint="use the same optimizer for both",
+                    )
             own = {name: value for name, value in named.items() if value.requires_grad and id(value) not in seen}
             if own or id(model) not in seen:
                 members[node] = own
