@@ -299,7 +299,7 @@ def smooth(outputs: Any, targets: Any) -> Any:
 def test_several_inputs_and_losses_of_fit(hint: Any, tmp_path: Path) -> None:
     table = {"a": X[:, 0], "b": X[:, 1], "price": X[:, 2], "kind": np.arange(24) % 3}
     settings: dict[str, Any] = {"epochs": 1, "progress": "none"}
-    for wrong in ({}, ["mse"]):
+    for wrong in ({}, ["mse", "mse"]):
         with hint("write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}"):
             aa.fit(Two(), table, loss=wrong, target="price", **settings)
     settings["loss"] = {"price": "mse", "kind": "cross_entropy"}
