@@ -446,6 +446,20 @@ def test_arguments_of_epochs(tmp_path: Path, word: str, said: str) -> None:
     assert list(loop_of().epochs(4, save=folder)) == [3]  # it resumes
 
 
+def test_losses_that_are_no_tensors(hint: Any) -> None:
+    loop = loop_of()
+    net, _, _ = loop.prepare(*parts())
+    outputs = SimpleNamespace(loss=net(torch.ones(2, 2)).mean())
+    with hint("pass its loss: loop.backward(outputs.loss)"):
+        loop.backward(outputs)
+    loop.backward(outputs.loss, retain_graph=True)
+    with hint("pass the loss as the model computed it, not loss.item()"):
+        loop.backward(outputs.loss.item())
+    loss = outputs.loss
+    loop.backward(loss)
+    assert loss.item() == 1.0 * loss.detach() and net.weight.grad is not None
+
+
 def test_gradients(hint: Any) -> None:
     net, optimizer, loader = parts()
     loop = loop_of(accumulate=2)

@@ -383,9 +383,16 @@ class TorchLoop(Loop):
 
         Raises:
             ConfigError: The loss belongs to no batch of a prepared loader and has no count; or several optimizers
-                accumulate, and no model is named.
+                accumulate, and no model is named; or the loss is not a tensor.
             FrameworkError: Another process has ended, or does not answer.
         """
+        if not isinstance(loss, Tensor):
+            raise ConfigError(
+                f"loop.backward() needs the loss as a tensor, not as {type(loss).__name__}",
+                hint="pass its loss: loop.backward(outputs.loss)"
+                if hasattr(loss, "loss")
+                else "pass the loss as the model computed it, not loss.item()",
+            )
         models = models or self._named
         if self._updates.is_plain and not models:
             if count is not None:
