@@ -103,10 +103,12 @@ def test_each_long_test_is_in_one_part_and_the_tests_of_a_long_file_together(mon
     assert all(map(sampling.is_of_part, (*long, *together)))
 
 
-def test_long_files_are_dealt_out_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["files", "functions"])
+def test_long_tests_are_dealt_out_evenly(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"test_{i}.py" if kind == "files" else f"test_a.py::test_{i}" for i in range(20)]
     monkeypatch.setattr(sampling, "IS_FULL", False)
-    monkeypatch.setattr(sampling, "LONG", {"files": [f"test_{i}.py" for i in range(20)], "functions": []})
-    tests = [SimpleNamespace(nodeid=f"test_{i}.py::test_it") for i in range(20)]
+    monkeypatch.setattr(sampling, "LONG", {"files": [], "functions": [], kind: names})
+    tests = [SimpleNamespace(nodeid=f"{name}::test_it" if kind == "files" else name) for name in names]
     for part in range(4):
         monkeypatch.setattr(sampling, "PART", f"{part}/4")
         assert [i for i, test in enumerate(tests) if sampling.is_of_part(test)] == [part, *range(part + 4, 20, 4)]

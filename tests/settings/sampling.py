@@ -115,14 +115,14 @@ def is_of_part(item: pytest.Item) -> bool:
     """Whether a test is not long, or is in the part of the long ones that is run."""
     if not PART or IS_FULL:
         return True
-    file = item.nodeid.partition("::")[0]
-    is_shared = file in LONG["files"]
-    if not is_shared and item.nodeid.partition("[")[0] not in LONG["functions"]:
-        return True
+    file, (function, _, parameters) = item.nodeid.partition("::")[0], item.nodeid.partition("[")
     part, count = map(int, PART.split("/"))
-    # Files are dealt out in turns, so that no part has many of one session: some take a minute.
-    number = LONG["files"].index(file) if is_shared else crc32(item.nodeid.encode())
-    return number % count == part
+    # Dealt out in turns, so that no part has many of one session: some take a minute.
+    if file in LONG["files"]:
+        return LONG["files"].index(file) % count == part
+    if function in LONG["functions"]:
+        return (LONG["functions"].index(function) + crc32(parameters.encode())) % count == part
+    return True
 
 
 def sampled(suite: dict[str, type], count: int, part: int | None = None) -> dict[str, type]:
