@@ -233,8 +233,8 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
         value: variable.constraint for value, variable in variables.items() if variable.constraint is not None
     }
     sparse = has_sparse_gradients(modules)
-    seen: set[int] = set()  # ids of models and parameters
-    owners: dict[int, tuple[str, Optimizer]] = {}  # by the id of a parameter
+    seen: set[int] = set()  # ids of models
+    owners: dict[int, tuple[str, Optimizer]] = {}  # node and optimizer by the id of a trained parameter
     groups = []
     for group in segment.groups:
         members: dict[str, dict[str, nn.Parameter]] = {}
@@ -246,17 +246,21 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
             for term, loss in zip(segment.losses, losses, strict=True):
                 if term.on == node and loss.module is not None:
                     named |= {f"loss.{term.label}.{name}": value for name, value in parameters(loss.module).items()}
+            own: dict[str, nn.Parameter] = {}
             for name, value in named.items():
-                first, optimizer = owners.setdefault(id(value), (node, group.optimizer))
-                if value.requires_grad and optimizer != group.optimizer:
+                if not value.requires_grad:
+                    continue
+                owner, optimizer = owners.setdefault(id(value), (node, group.optimizer))
+                if optimizer != group.optimizer:
                     raise GraphError(
-                        f"nodes {first!r} and {node!r} share the parameter {name!r} but have different optimizers",
+                        f"nodes {owner!r} and {node!r} share the parameter {name!r} but have different optimizers",
                         hint="use the same optimizer for both",
                     )
-            own = {name: value for name, value in named.items() if value.requires_grad and id(value) not in seen}
+                if owner == node:
+                    own[name] = value
             if own or id(model) not in seen:
                 members[node] = own
-            seen.update(map(id, (model, *own.values())))
+            seen.add(id(model))
         groups.append(
             GroupOptimizer(
                 group,
