@@ -84,6 +84,9 @@ def test_modules_that_are_named(hint: Any, cli: Any, script: Path, monkeypatch: 
         printed.text = cli("plan", "train").output
     monkeypatch.chdir(script.parent)
     assert cli("plan", "train.py:train").exit_code == 0
+    with hint("write '{}:NAME', the name of an object in this file") as printed:
+        printed.text = cli("plan", "train.py").output
+    assert cli("plan", "train.py:train").exit_code == 0
     with hint("install it, set PYTHONPATH, or pass the file: 'train.py:train'") as printed:
         printed.text = printed_by("anyaccel", "plan", "train:train", cwd=script.parent)
     assert cli("plan", "train.py:train").exit_code == 0

@@ -88,6 +88,15 @@ def test_imports_of_names_that_do_not_exist() -> None:
     assert importlib.util.find_spec("anyaccel.xyzzy") is None
 
 
+@pytest.mark.parametrize("plugin", ["offload", "sklearn"])
+def test_plugins_as_modules_of_the_package(hint: Any, plugin: str) -> None:
+    with hint("{} loads itself when it is needed: import anyaccel only, or its public names from {}"):
+        importlib.import_module(f"anyaccel.{plugin}")
+    with pytest.raises(AttributeError, match=f"its public names from anyaccel_{plugin}"):
+        getattr(aa, plugin)
+    assert importlib.import_module(f"anyaccel_{plugin}").__name__ == f"anyaccel_{plugin}"
+
+
 def test_names_of_other_libraries_for_graphs(hint: Any) -> None:
     with hint("write ModelNode('net', model, data.reference())"):
         _ = aa.Node
@@ -249,6 +258,10 @@ def test_plans_of_blocks(hint: Any) -> None:
 def test_precision_by_the_words_of_others(hint: Any) -> None:
     with hint("write precision={}"):
         phase(precision="amp")
+    with pytest.raises(aa.errors.PhaseError, match="Hint: write precision='fp16-mixed'"):
+        phase(precision=np.dtype("float16"))
+    with pytest.raises(aa.errors.PhaseError, match="Hint: write precision='float64'"):
+        phase(precision=np.float64)
     assert phase(precision="bf16-mixed").precision == "bf16-mixed"
     with hint("pass the dict from get_config()"):
         LossScale.from_config({"much": 3})

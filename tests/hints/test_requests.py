@@ -176,6 +176,9 @@ def test_inventories(hint: Any, tmp_path: Path) -> None:
     with hint("write Inventory.parse('8x H100-80GB')"):
         aa.Inventory.parse("")
     assert aa.Inventory.parse("8x H100-80GB")
+    with hint("write Inventory.parse({})"):
+        aa.Inventory("8x H200")
+    assert len(aa.Inventory.parse("8x H200").devices) == 9
     with hint("write '8x H100-80GB'"):
         aa.Inventory.parse("8x H100!")
     assert aa.Inventory.parse("8x H100-80GB")

@@ -143,6 +143,18 @@ def test_words_of_others_on_results(hint: Any) -> None:
     with hint("use figures and figure('NAME') of a TrainPhase: figure('loss')"):
         _ = trained.history
     assert trained.figures and trained.figure("loss").size
+    with hint("write results.{}"):
+        trained["loss"]
+    assert trained.loss.size
+    with hint("write results.figure({})"):
+        trained["val_mae"]
+    assert trained.figure("val_mae").size
+    with hint("write results.metrics[{}]"):
+        evaluated["mae"]
+    assert evaluated.metrics["mae"] > 0
+    with hint("write results.to_dict()"):
+        evaluated[0]
+    assert evaluated.to_dict()["metrics"]
     with hint("a TrainPhase has them per epoch: figure('val_accuracy')"):
         _ = trained.metrics
     assert trained.figure("val_mae").size

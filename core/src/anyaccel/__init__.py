@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 from anyaccel import distributions as _distributions
+from anyaccel import install_hints as _install_hints
 from anyaccel.lazy_attributes import MissingNames as _MissingNames
 from anyaccel.lazy_attributes import lazy_attributes as _lazy_attributes
 from anyaccel.version import __version__ as __version__
@@ -135,6 +136,11 @@ __all__ = ["errors", *_MODULES]
 _GRAPH = "write ModelGraph([ModelNode('net', model, data.reference())], 'adam')"
 _FIT = "write fit(model, (x, y), loss='mse')"
 _OTHER_NAMES = {
+    **{
+        distribution.removeprefix("anyaccel-"): f"{distribution} loads itself when it is needed: import anyaccel only, "
+        f"or its public names from {distribution.replace('-', '_')}"
+        for distribution in _install_hints.DISTRIBUTIONS
+    },
     **dict.fromkeys(("Model", "Graph"), _GRAPH),
     **dict.fromkeys(("Trainer", "train"), _FIT),
     **dict.fromkeys(

@@ -148,6 +148,9 @@ MEANT = {
     "8xH100 mem=64GB price<=9": "H100:8 mem=64GB price<=9",
     "40GiB+": "40GB+",
     "gpu:0-3": "gpu:0+1+2+3",
+    "/GPU:0": "gpu:0",
+    "/device:GPU:1": "gpu:1",
+    "/job:localhost/replica:0/task:0/device:CPU:0": "cpu:0",
     "H100:2 memory=64 cpus=8+": "H100:2 mem=64GB cores=8",
     "H100:8, num_nodes=2": "H100:8 nodes=2",
     "gpu:a100_1g.5gb:2": "5GB+:2",  # a type of Slurm

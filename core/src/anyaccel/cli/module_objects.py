@@ -31,7 +31,10 @@ def load_object(reference: str) -> tuple[ModuleType, Any]:
     """
     name, separator, attribute = reference.rpartition(":")
     if not separator or not name or not all(part.isidentifier() for part in attribute.split(".")):
-        raise ConfigError(f"{shown(reference)} is not module:object", hint=_EXAMPLE)
+        hint = (
+            f"write '{reference}:NAME', the name of an object in this file" if reference.endswith(".py") else _EXAMPLE
+        )
+        raise ConfigError(f"{shown(reference)} is not module:object", hint=hint)
     with redirect_stdout(sys.stderr):
         module = _run(name)
     sys.stderr.flush()  # what the module has printed comes before what follows

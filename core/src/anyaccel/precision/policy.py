@@ -34,7 +34,9 @@ def checked_precision(error: type[AnyaccelError], where: str, value: Any) -> str
     """Return one of `PRECISIONS`; raise an error with the closest name for anything else."""
     if isinstance(value, str) and value in PRECISIONS:
         return value
-    meant = _MEANT.get(str(value).lower())
+    dtype = getattr(value, "name", getattr(value, "__name__", value))  # a dtype object instead of a name
+    word = str(dtype).lower().rpartition(".")[2]
+    meant = word if word in PRECISIONS else _MEANT.get(word)
     hint = f"write precision={meant!r}" if meant else did_you_mean(value, PRECISIONS, "use one of these")
     raise error(f"{where}unknown precision={shown(value)}", available=", ".join(map(repr, PRECISIONS)), hint=hint)
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import SavedRows, saved_rows
 from anyaccel.distributions import SAVED, load, saved_names
-from anyaccel.errors import ConfigError, ResultError
+from anyaccel.errors import ArgumentError, ConfigError, ResultError
 from anyaccel.graph import Plan
 from anyaccel.graph.serialization import checked_classes
 from anyaccel.results import formatting
@@ -70,6 +70,17 @@ class PhaseResults(AttributeHints):
     def to_arrow(self) -> Any:
         """Return a pyarrow.Table; the rows depend on the kind of phase."""
         raise NotImplementedError
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, name: Any) -> Any:
+            if isinstance(name, str) and name.isidentifier() and hasattr(self, name):
+                hint = f"write results.{name}"
+            elif name in getattr(self, "metrics", ()):
+                hint = f"write results.metrics[{name!r}]"
+            else:
+                hint = "write results.to_dict()" if not hasattr(self, "figure") else f"write results.figure({name!r})"
+            raise ArgumentError(f"{type(self).__name__} has attributes, not [{name!r}]", hint=hint)
 
     def to_pandas(self) -> Any:
         """Return the table of `to_arrow` as a pandas DataFrame.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,16 @@ class Inventory:
         ['gpu:0', 'gpu:1', 'cpu:0']
     """
 
-    devices: tuple[InventoryDevice, ...]
+    devices: tuple[InventoryDevice, ...] = field(kw_only=False)
     host_memory_gb: float = 0.0
     cores: int = 0
     source: str = "in words"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.devices, str):
+            Inventory.parse(self.devices)  # what is wrong in the text is said first
+            hint = f"write Inventory.parse({self.devices!r})"
+            raise ConfigError(f"Inventory has devices={self.devices!r}, which is text", hint=hint)
 
     @property
     def host_nbytes(self) -> int:

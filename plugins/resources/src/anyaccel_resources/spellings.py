@@ -34,6 +34,9 @@ _CORES_OF_TWO = ("v4", "v5p")  # the number in the name of a slice counts Tensor
 _SLICE = re.compile(r".*?(?<!\d)\d+g\.(\d+)gb(?:\s*[:=]\s*(\d+))?", re.IGNORECASE)
 _INDICES = re.compile(r"(?:(gpu|cuda|rocm|tpu)[:_-]?)?(\d{1,3}(?:\s*[,+]\s*\d{1,3})*)", re.IGNORECASE)
 _RANGE = re.compile(r"(gpu|cuda|rocm|tpu):(\d{1,2})-(\d{1,2})", re.IGNORECASE)
+_PATH = re.compile(
+    r"/(?:\w+:\w+/)*(?:device:)?(cpu|gpu|tpu):(\d{1,3})", re.IGNORECASE
+)  # a path of jobs, tasks and devices
 _PARTS = re.compile(r"(?:SXM|PCIe|NVL|OAM)\d?\b|\d+\s?GB?\b", re.IGNORECASE)
 _LONGEST = 200  # the expressions below take the square of the length, and more
 _OPTION = re.compile(r"(mem|cores|nodes)=|price<=", re.IGNORECASE)
@@ -52,6 +55,9 @@ def rewritten(text: str) -> str | None:
     if between:
         kind, first, last = between.groups()
         return f"{kind.lower()}:{'+'.join(map(str, range(int(first), int(last) + 1)))}"
+    path = _PATH.fullmatch(text.strip())
+    if path:
+        return f"{path[1].lower()}:{int(path[2])}"
     indices = _INDICES.fullmatch(text.strip())
     if indices and (indices.group(1) or not indices.group(2).strip("0").isdigit()):  # gpu0, 0 and 0,1; 2 may be a count
         return f"{(indices.group(1) or 'gpu').lower()}:{'+'.join(re.findall('[0-9]+', indices.group(2)))}"
