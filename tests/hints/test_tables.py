@@ -15,6 +15,7 @@ import pyarrow.dataset
 import pytest
 from sklearn.compose import ColumnTransformer, make_column_transformer
 from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.feature_selection import SelectKBest
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -349,9 +350,16 @@ def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:
         one_hot.predict(table.assign(sex="other"))
     tolerant = fitted(table[["sex", "y"]], preprocess=OneHotEncoder(handle_unknown="ignore"))
     assert len(tolerant.predict(table.assign(sex="other"))) == N
-    with hint("write preprocess='auto', or a ColumnTransformer of transformers from scikit-learn"):
-        fitted(table[["age", "y"]], preprocess=FunctionTransformer(np.tanh)).save(tmp_path / "functions")
+    with hint("write preprocess='auto', or use such transformers: FunctionTransformer(numpy.log1p)"):
+        fitted(table[["age", "y"]], preprocess=FunctionTransformer(lambda age: age / 9)).save(tmp_path / "functions")
     fitted(table[["age", "y"]], preprocess="auto").save(tmp_path / "auto")
+    positive = table.assign(age=table["age"].abs())[["age", "y"]]
+    logs = fitted(positive, preprocess=make_pipeline(SimpleImputer(), FunctionTransformer(np.log1p)))
+    logs.save(tmp_path / "logs")
+    assert np.array_equal(aa.load(tmp_path / "logs").predict(positive), logs.predict(positive))
+    best = fitted(table[["age", "y"]], preprocess=make_pipeline(SimpleImputer(), SelectKBest(k=1)))
+    best.save(tmp_path / "best")
+    assert np.array_equal(aa.load(tmp_path / "best").predict(table), best.predict(table))
     fitted(table, preprocess=scaled).save(tmp_path / "scaled")
     assert len(aa.load(tmp_path / "scaled").predict(table)) == N
 

@@ -35,6 +35,7 @@ NUMERIC = [
     decomposition.TruncatedSVD(2),
     decomposition.FastICA(2, random_state=0),
     impute.SimpleImputer(),
+    preprocessing.FunctionTransformer(np.arctan, np.tan),
     pipeline.make_pipeline(preprocessing.StandardScaler(), decomposition.PCA(2)),
 ]
 
@@ -112,13 +113,22 @@ def test_the_encoder_of_classes_refuses_what_it_does_not_know():
         ClassEncoder().fit(np.array([["a"], [1]], dtype=object))
 
 
-@pytest.mark.parametrize("transform", [Own(lambda: 0), preprocessing.FunctionTransformer(np.abs)])
+@pytest.mark.parametrize("transform", [Own(lambda: 0), preprocessing.FunctionTransformer(lambda x: -x)])
 def test_what_is_not_known_or_not_plain_is_written_without_state_and_not_read(transform):
     _, config, arrays = written(transform)
     assert config["state"] is None and not [name for name in arrays if "fillers" not in name]
     with pytest.raises(
         ConfigError, match=r"were transformed by \S+ on x, which cannot be stored.*feature_sets=\[data\]"
     ):
+        read_transform(config, TransformReader(arrays))
+
+
+@pytest.mark.parametrize("function", [{"$": "ufunc", "name": "load"}, {"$": "score", "name": "__builtins__"}])
+def test_no_other_functions_are_read(function):
+    _, config, arrays = written(preprocessing.FunctionTransformer(np.arctan))
+    assert config["state"]["func"] == {"$": "ufunc", "name": "arctan"}
+    config["state"]["func"] = function
+    with pytest.raises(ConfigError, match=f"'{function['name']}' is not a "):
         read_transform(config, TransformReader(arrays))
 
 

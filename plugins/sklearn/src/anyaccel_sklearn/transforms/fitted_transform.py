@@ -82,9 +82,9 @@ class FittedTransform:
             if isinstance(self.transform, TableTransform):  # raw rows could not be predicted otherwise
                 raise ConfigError(
                     f"the result of preprocess= for the columns {listed(self.columns)} cannot be saved: {error}",
-                    cause="a folder can store only transformers of scikit-learn with a state of numbers and text, "
-                    "without pickle",
-                    hint="write preprocess='auto', or a ColumnTransformer of transformers from scikit-learn",
+                    cause="a folder can store only transformers of scikit-learn with a state of numbers, text and "
+                    "functions of NumPy, without pickle",
+                    hint="write preprocess='auto', or use such transformers: FunctionTransformer(numpy.log1p)",
                 ) from error
             state, own = None, {}
         arrays.update(own)

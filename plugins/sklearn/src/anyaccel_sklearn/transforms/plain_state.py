@@ -28,6 +28,7 @@ _SKLEARN = {
     "KFold StratifiedKFold": "sklearn.model_selection",
 }
 _MODULES = {name: module for names, module in _SKLEARN.items() for name in names.split()}
+_SCORES = ("chi2", "f_classif", "f_regression", "mutual_info_classif", "mutual_info_regression", "r_regression")
 _MODULES["ClassEncoder"] = "anyaccel_sklearn.transforms.class_encoder"
 _MODULES["GivenTransformer"] = "anyaccel_sklearn.tables.given_transformer"
 _MODULES["TableColumn"] = "anyaccel.fitting.table_columns"
@@ -57,9 +58,27 @@ def _nested(value: Any, arrays: Arrays, path: str) -> Any:
         return {KIND: "set", "items": plain(sorted(value), arrays, path)}
     if isinstance(value, UserList):  # the columns of a remainder, before scikit-learn 1.7
         return plain(value.data, arrays, path)
+    name = getattr(value, "__name__", "")
+    if isinstance(value, np.ufunc) and value is getattr(np, name, None):
+        return {KIND: "ufunc", "name": name}
+    if name in _SCORES and value is _score(name):
+        return {KIND: "score", "name": name}
     if class_of(value) not in _MODULES:
         raise NotPlainError(f"{path}: {shown(value)}")
     return {KIND: "transform", "class": class_of(value), "state": plain_attributes(value, arrays, path)}
+
+
+def _ufunc(name: Any) -> np.ufunc:
+    found = getattr(np, name, None) if isinstance(name, str) else None
+    if not isinstance(found, np.ufunc):
+        raise ConfigError(f"{shown(name)} is not a function of NumPy for each element", hint=HINT)
+    return found
+
+
+def _score(name: Any) -> Any:
+    if name not in _SCORES:
+        raise ConfigError(f"{shown(name)} is not a score of features", available=", ".join(_SCORES), hint=HINT)
+    return getattr(importlib.import_module("sklearn.feature_selection"), name)
 
 
 def library_version(transform: Any) -> str:
@@ -117,6 +136,8 @@ class TransformReader(PlainReader):
 TransformReader.readers = {
     **PlainReader.readers,
     "transform": lambda reader, plain: reader.transform(plain["class"], plain["state"]),
+    "ufunc": lambda reader, plain: _ufunc(plain["name"]),
+    "score": lambda reader, plain: _score(plain["name"]),
     "slice": lambda reader, plain: slice(*reader.value(plain["items"])),
     "set": lambda reader, plain: set(reader.value(plain["items"])),
 }
