@@ -21,7 +21,7 @@ from anyaccel import (
     TrainPhase,
     saved_folder,
 )
-from anyaccel.data.ragged_columns import Pad
+from anyaccel.data.arrow_columns import Pad
 from anyaccel.errors import ConfigError, StateError
 
 

@@ -7,11 +7,11 @@ knows nothing of graphs or phases.
 
 from __future__ import annotations
 
+from anyaccel.data.arrow_columns import Pad, Padding, RaggedColumn
 from anyaccel.data.data_schema import DataSchema
 from anyaccel.data.datasets import digits
 from anyaccel.data.feature_set import FeatureSet, FeatureSetView, Reference
 from anyaccel.data.joined_columns import joined_array, joined_changes, joined_spec, loadable_array
-from anyaccel.data.ragged_columns import Pad, Padding, RaggedColumn
 from anyaccel.data.rows import Rows
 from anyaccel.data.samplers import EpochOrders, Sampler, SimpleSampler, sampler_from_config
 from anyaccel.data.saved_rows import SavedRows, saved_rows

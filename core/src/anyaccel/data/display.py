@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.arrow_columns import contiguous, is_readable, to_numpy, type_name
-from anyaccel.data.ragged_columns import padding_of, up_to
 from anyaccel.data.rows import Rows
 from anyaccel.errors import DataError
 from anyaccel.html import Markup, cut, escaped, faint, guarded, line, listing, page, row, size, table, text
@@ -29,47 +27,33 @@ def data_frame(rows: Rows, index: np.ndarray) -> Any:
         raise DataError(
             f"{rows.label!r} cannot become a DataFrame: pandas is not installed", hint=install_line("pandas")
         ) from error
-    frame = pd.DataFrame({name: _cells(rows, name) for name in rows.columns})
+    cells: dict[str, Any] = {}
+    for name in rows.columns:
+        column = rows.column(name)
+        array = rows.array(name) if is_readable(column) else None
+        cells[name] = column.to_pandas() if array is None else list(array) if array.ndim > 1 else array
+    frame = pd.DataFrame(cells)
     frame.index = pd.Index(index)
     return frame
-
-
-def _cells(rows: Rows, name: str) -> Any:
-    column = rows.column(name)
-    if not is_readable(column):
-        return column.to_pandas()
-    array = rows.array(name)
-    return list(array) if array.ndim > 1 else array
 
 
 def summary(rows: Rows) -> str:
     """Return rows in one line: their number, and the columns of each role with their types."""
     parts = []
     for role, names in (("features", rows.features), ("targets", rows.targets), ("tags", rows.tags)):
-        if len(names) > _ONE_BY_ONE:
-            parts += _by_type(rows, role, names)
-        elif names:
-            parts.append(f"{role}: {', '.join(f'{name} {_type_of(rows, name)}' for name in names)}")
+        if len(names) <= _ONE_BY_ONE:
+            types = ", ".join(f"{name} {type_name(rows.schema.field(name))}" for name in names)
+            parts += [f"{role}: {types}"] if names else []
+            continue
+        by_type: dict[str, list[str]] = {}
+        for name in names:
+            by_type.setdefault(type_name(rows.schema.field(name)), []).append(name)
+        parts += [
+            f"{len(same)} {role if len(same) > 1 else role.removesuffix('s')} {kind}: {', '.join(same[:_NAMED])}"
+            + (f", ... and {len(same) - _NAMED} more" if len(same) > _NAMED else "")
+            for kind, same in by_type.items()
+        ]
     return "; ".join([f"{len(rows)} rows", *parts])
-
-
-def _by_type(rows: Rows, role: str, names: Sequence[str]) -> list[str]:
-    """Return the number of columns of each type, with their first names."""
-    by_type: dict[str, list[str]] = {}
-    for name in names:
-        by_type.setdefault(_type_of(rows, name), []).append(name)
-    return [
-        f"{len(same)} {role if len(same) > 1 else role.removesuffix('s')} {kind}: {', '.join(same[:_NAMED])}"
-        + (f", ... and {len(same) - _NAMED} more" if len(same) > _NAMED else "")
-        for kind, same in by_type.items()
-    ]
-
-
-def _type_of(rows: Rows, name: str) -> str:
-    field = rows.schema.field(name)
-    if padding_of(field) is None:
-        return type_name(name, field.type)
-    return up_to(rows.spec(name))
 
 
 def rows_html(rows: Rows) -> str:
@@ -78,57 +62,44 @@ def rows_html(rows: Rows) -> str:
 
 
 def _page(rows: Rows) -> Markup:
-    is_whole = rows.base is rows
-    title = rows.label if is_whole else f"{rows.label}[{getattr(rows, 'name', '')}]"
-    facts = "; ".join([f"{len(rows):,} rows", *(_facts(rows) if is_whole else [f"of {len(rows.base):,}"])])
-    head = ("column", "role", "type", "first values")
-    columns = _columns(rows)
-    body = table(head, columns, lambda column: column, most=len(columns))
-    return page(type(rows).__name__, title, line(faint(facts)), body)
-
-
-def _columns(rows: Rows) -> list[Markup]:
-    """Return a row for each column; of a role with many the first, and how many more there are, so that no role is
-    hidden.
-    """
-    lines: list[Markup] = []
+    facts = [f"{len(rows):,} rows"]
+    if rows.base is rows:
+        title, whole = rows.label, cast(Any, rows)  # a feature set
+        splits = listing([f"{name} {len(view):,}" for name, view in whole.splits.items()])
+        transforms = listing([f"{type(it.transform).__name__} of {listing(it.columns)}" for it in whole.transforms])
+        named = {"splits": splits, "transforms": transforms}
+        facts += [size(whole.nbytes), *(f"{what}: {names}" for what, names in named.items() if names)]
+    else:
+        title = f"{rows.label}[{getattr(rows, 'name', '')}]"
+        facts.append(f"of {len(rows.base):,}")
+    columns: list[Markup] = []  # of a role with many the first, and how many more there are, so that no role is hidden
     for role, names in (("features", rows.features), ("targets", rows.targets), ("tags", rows.tags)):
         first, hidden, _ = cut(names)
-        lines += [_column(rows, name) for name in first]
-        lines += [row([faint(f"and {hidden:,} more {role}")])] if hidden else []
-    return lines
-
-
-def _facts(feature_set: Any) -> list[str]:
-    """Size, splits and transforms of a feature set."""
-    splits = listing([f"{name} {len(view):,}" for name, view in feature_set.splits.items()])
-    transforms = listing(
-        [f"{type(fitted.transform).__name__} of {listing(fitted.columns)}" for fitted in feature_set.transforms]
-    )
-    named = {"splits": splits, "transforms": transforms}
-    return [size(feature_set.nbytes), *(f"{what}: {names}" for what, names in named.items() if names)]
-
-
-def _column(rows: Rows, name: str) -> Markup:
-    values = escaped(", ".join(first_values(rows, name, _FIRST_ROWS)), 120)
-    return row([name, rows.role(name), _type_of(rows, name), values])
+        for name in first:
+            values = escaped(", ".join(first_values(rows, name, _FIRST_ROWS)), 120)
+            columns.append(row([name, rows.role(name), type_name(rows.schema.field(name)), values]))
+        columns += [row([faint(f"and {hidden:,} more {role}")])] if hidden else []
+    head = ("column", "role", "type", "first values")
+    body = table(head, columns, lambda column: column, most=len(columns))
+    return page(type(rows).__name__, title, line(faint("; ".join(facts))), body)
 
 
 def first_values(rows: Rows, name: str, count: int) -> list[str]:
     """Return the values of a column in the first rows, as text; only these rows are read."""
     indices = range(len(rows)) if rows.indices is None else rows.indices
     column = rows.base.column(name)
-    return [_value(name, column.slice(int(index), 1)) for index in indices[:count]]
-
-
-def _value(name: str, part: Any) -> str:
-    """Return the value of a column of a single row."""
-    if is_readable(part):
-        return sample(to_numpy(name, contiguous(part)))
-    inner = getattr(part[0], "values", None)
-    if isinstance(inner, pa.Array):
-        return _several([number(value) for value in inner.slice(0, _FIRST_VALUES).to_pylist()], len(inner))
-    return text(number(part[0].as_py()), 40)
+    values = []
+    for index in indices[:count]:
+        part = column.slice(int(index), 1)
+        inner = None if is_readable(part) else getattr(part[0], "values", None)
+        if is_readable(part):
+            values.append(sample(to_numpy(name, contiguous(part))))
+        elif isinstance(inner, pa.Array):
+            shown = [number(value) for value in inner.slice(0, _FIRST_VALUES).to_pylist()]
+            values.append(_several(shown, len(inner)))
+        else:
+            values.append(text(number(part[0].as_py()), 40))
+    return values
 
 
 def sample(values: np.ndarray) -> str:

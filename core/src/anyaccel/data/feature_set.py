@@ -21,29 +21,28 @@ from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints, constructor_hints
 from anyaccel.data.arrow_columns import (
-    check_complete,
-    check_numbers,
+    Pad,
+    array_of,
+    cast_column,
+    check_column,
     contiguous,
+    is_list,
     is_readable,
     read_only,
-    to_arrow,
-    to_numpy,
 )
-from anyaccel.data.casting import cast_array
 from anyaccel.data.display import data_frame, rows_html, summary
-from anyaccel.data.ragged_columns import Pad, cast_lists, check_ragged, field_spec, flat_column, padding_of
 from anyaccel.data.readers import dataframes, hf_datasets, parquet
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.file_discovery import Paths
 from anyaccel.data.roles import (
+    SURROGATES,
     Names,
     NamesOrRest,
     RoleNames,
     WithRoles,
     brief,
     check_label,
-    has_surrogates,
     listed,
     names_of,
     selected,
@@ -273,14 +272,11 @@ class FeatureSetView(_SplitRows):
         Raises:
             ColumnError: the column does not exist, or it is a tag that is not numeric or has nulls in these rows.
         """
-        if self.role(name) == "tag" and not is_readable(self._feature_set.column(name)):
-            self.spec(name)  # nulls may all be in other rows
-            column = self.column(name)
-            check_complete(name, column)
-            return to_numpy(name, contiguous(column))
-        ragged = self.ragged_column(name)
-        if ragged is not None:
-            return read_only(ragged.padded())
+        is_tag, column = self.role(name) == "tag", self._feature_set.column(name)
+        if is_tag and not is_readable(column):  # nulls may all be in other rows
+            return array_of(self._schema.field(name), self._of_these_rows(column))
+        if is_list(column.type):
+            return array_of(self._schema.field(name), column, self._rows)
         whole = self._feature_set.array(name)
         return whole[self._slice] if self._slice else read_only(np.take(whole, self._rows, axis=0))
 
@@ -319,7 +315,8 @@ class FeatureSetView(_SplitRows):
             SplitError: positions that are empty, not integers, or out of range.
         """
         chosen = self._rows[_checked_indices(f"take() from {self._name!r} of {self._label!r}", len(self), positions)]
-        return self._with_rows(f"{self._name}.take({len(chosen)} rows)" if name is None else name, chosen)
+        name = f"{self._name}.take({len(chosen)} rows)" if name is None else name
+        return FeatureSetView(self._feature_set, name, chosen, self.columns)
 
     def intersection(self, other: FeatureSetView) -> FeatureSetView:
         """Choose the rows that are also in `other`, in their order here.
@@ -365,10 +362,7 @@ class FeatureSetView(_SplitRows):
                 cause=f"{len(self)} rows in {self._name!r}",
                 hint="choose views that leave at least one row",
             )
-        return self._with_rows(name, self._rows[mask])
-
-    def _with_rows(self, name: str, rows: np.ndarray) -> FeatureSetView:
-        return FeatureSetView(self._feature_set, name, rows, self.columns)
+        return FeatureSetView(self._feature_set, name, self._rows[mask], self.columns)
 
     def _of_these_rows(self, data: Any) -> Any:
         return data.slice(self._slice.start, len(self)) if self._slice else data.take(pa.array(self._rows))
@@ -477,8 +471,22 @@ class Reference:
             ColumnError: a column does not exist.
             SamplerError: an invalid name of a stream.
         """
-        check_config(config, feature_sets)
-        return cls(feature_sets[config["feature_set"]], *(config.get(key) for key in CONFIG_KEYS[1:]))
+        keys = ("feature_set", "features", "targets", "tags", "stream")
+        if not isinstance(config, Mapping) or "feature_set" not in config or set(config) - set(keys):
+            raise ConfigError(
+                f"{shown(config)} is not the configuration of a reference",
+                available=f"keys: {listed(keys)}",
+                hint="pass the dict from get_config()",
+            )
+        is_listing = isinstance(feature_sets, Iterable) and not isinstance(feature_sets, str)
+        labels = list(feature_sets) if is_listing else []
+        if config["feature_set"] not in labels:
+            raise ConfigError(
+                f"a reference names the feature set {config['feature_set']!r}, which is not in feature_sets",
+                available=listed(labels) if labels else "",
+                hint=did_you_mean(config["feature_set"], labels) if labels else "add it to feature_sets",
+            )
+        return cls(feature_sets[config["feature_set"]], *(config.get(key) for key in keys[1:]))
 
 
 @class_hints
@@ -509,6 +517,8 @@ class FeatureSet(_SplitRows):
         FeatureSet('flowers', 100 rows; features: x float32[4]; targets: species int64[])
     """
 
+    _needs_rows = True
+
     def __init__(self, label: str, table: Any) -> None:
         check_label(label)
         if not isinstance(table, pa.Table):
@@ -529,18 +539,11 @@ class FeatureSet(_SplitRows):
         self._arrays: dict[str, np.ndarray] = {}  # each is created once
         self._splits: dict[str, FeatureSetView] = {}
         self._transforms = Transforms()
-        self._check_rows()
-        for name in self.features + self.targets:
-            field = self._schema.field(name)
-            if padding_of(field) is None:
-                check_numbers(name, self._columns[name])
-            else:
-                check_ragged(field, self._columns[name])
-
-    def _check_rows(self) -> None:  # a schema has none
-        if len(self) == 0:
+        if self._needs_rows and not len(self):
             available = f"columns: {listed(self.columns)}"
             raise DataError(f"{self._label!r} has no rows", available=available, hint="pass data with rows")
+        for name in self.features + self.targets:
+            check_column(self._schema.field(name), self._columns[name])
 
     @classmethod
     def from_dict(
@@ -776,16 +779,10 @@ class FeatureSet(_SplitRows):
         """
         self.role(name)
         if name not in self._arrays:
-            field = self._schema.field(name)
-            ragged = flat_column(field, self._columns[name])
-            if ragged is not None:
-                self._arrays[name] = read_only(ragged.padded())
-            else:
-                field_spec(field)
-                check_complete(name, self._columns[name])
-                combined = contiguous(self._columns[name])
-                self._columns[name] = pa.chunked_array([combined])
-                self._arrays[name] = to_numpy(name, combined)
+            self.spec(name)  # what is no array is not copied into one chunk
+            column = pa.chunked_array([contiguous(self._columns[name])])
+            self._arrays[name] = array_of(self._schema.field(name), column)
+            self._columns[name] = column
         return self._arrays[name]
 
     def column(self, name: str) -> Any:
@@ -865,29 +862,24 @@ class FeatureSet(_SplitRows):
             raise SplitError(problem, hint="write add_splits({'train': [0, 1], 'test': [2]})")
         for name in rows:
             self._check_split_name(name)
-        views = {name: self._known_split(FeatureSetView(self, name, indices)) for name, indices in rows.items()}
+        views = {name: FeatureSetView(self, name, indices) for name, indices in rows.items()}
+        for name, view in views.items():
+            known = self._splits.get(name, view)  # a notebook cell may run again and create its splits again
+            if not np.array_equal(known.rows, view.rows):
+                hint = "create the feature set again in the same cell, or choose another name"
+                raise self._name_taken(name, hint, " of other rows")
+            views[name] = known
         if views:
             check_groups(self, group_by, {name: view.rows for name, view in views.items()})
         self._splits.update(views)
         return views
 
     def _check_split_name(self, name: Any) -> None:
-        if not isinstance(name, str) or not name or has_surrogates(name):
+        if not isinstance(name, str) or not name or SURROGATES.search(name):
             problem = f"the name of a split of {self._label!r} must be text, got {shown(name)}"
             raise SplitError(problem, hint="write add_split('NAME', rows)")
         if name == ALL:
             raise self._name_taken(name, "choose another name")
-
-    def _known_split(self, view: FeatureSetView) -> FeatureSetView:
-        """Return the registered view with this name, which must have the same rows; `view` itself if there is none.
-
-        A notebook cell may run again and create its splits again.
-        """
-        existing = self._splits.get(view.name, view)
-        if np.array_equal(existing.rows, view.rows):
-            return existing
-        hint = "create the feature set again in the same cell, or choose another name"
-        raise self._name_taken(view.name, hint, " of other rows")
 
     def _name_taken(self, name: str, hint: str, of: str = "") -> SplitError:
         return SplitError(
@@ -918,7 +910,18 @@ class FeatureSet(_SplitRows):
             dtype('float32')
         """
         arguments.flag(ColumnError, "cast: ", "keep_splits", keep_splits)
-        return self._copy(cast_table(self, dtypes), self._transforms, keep_splits)
+        if not isinstance(dtypes, Mapping):
+            raise ColumnError(
+                f"cast({dtypes!r}) of {self._label!r} does not name the columns",
+                available=f"columns: {listed(self.columns)}",
+                hint=f"write cast({{{self.columns[0]!r}: {dtypes if isinstance(dtypes, str) else 'float32'!r}}})",
+            )
+        table = self.to_arrow()
+        for name, dtype in dtypes.items():
+            column = self.column(name)
+            field, column = cast_column(self._schema.field(name), column, dtype)
+            table = table.set_column(table.schema.get_field_index(name), field, column)
+        return self._copy(table, self._transforms, keep_splits)
 
     def select(self, features: Names = None, target: Names = None, tags: Names = None) -> FeatureSet:
         """Choose columns: return a new feature set with the same label, rows, splits and transforms, on the same
@@ -949,7 +952,13 @@ class FeatureSet(_SplitRows):
         """
         table, roles = self.to_arrow(), dict(self._roles)
         arguments.check(
-            ColumnError, "with_tags: ", "columns", columns, _are_columns, "values by name", "{'NAME': [...]}"
+            ColumnError,
+            "with_tags: ",
+            "columns",
+            columns,
+            lambda given: isinstance(given, Mapping) and all(isinstance(name, str) and name for name in given),
+            "values by name",
+            "{'NAME': [...]}",
         )
         for name, values in columns.items():
             if name in roles:
@@ -1072,49 +1081,6 @@ class FeatureSet(_SplitRows):
         return copy
 
 
-# -- casts of the columns of a table to other dtypes: what `FeatureSet.cast` does --------------------------------------
-
-
-def cast_table(rows: Rows, dtypes: Mapping[str, Any]) -> Any:
-    """Return the Arrow table of some rows with columns in other dtypes; the other columns share their memory.
-
-    Args:
-        rows: The rows with the columns.
-        dtypes: NumPy dtype, or its name, by column.
-
-    Raises:
-        ColumnError: not a mapping, an unknown column, a column or dtype that is not numeric, or a value that the dtype
-            cannot represent.
-    """
-    if not isinstance(dtypes, Mapping):
-        raise ColumnError(
-            f"cast({dtypes!r}) of {rows.label!r} does not name the columns",
-            available=f"columns: {listed(rows.columns)}",
-            hint=f"write cast({{{rows.columns[0]!r}: {dtypes if isinstance(dtypes, str) else 'float32'!r}}})",
-        )
-    table = rows.to_arrow()
-    for name, dtype in dtypes.items():
-        rows.role(name)
-        field = rows.schema.field(name)
-        if padding_of(field) is not None:
-            field, column = cast_lists(field, rows.column(name), dtype)
-        else:
-            column = to_arrow(cast_array(name, rows.array(name), dtype))
-            field, column = field.with_type(column.type), column
-        table = table.set_column(table.schema.get_field_index(name), field, column)
-    return table
-
-
-# -- checks of references: which columns and which stream a `Reference` may name, and its configuration ----------------
-
-
-CONFIG_KEYS = ("feature_set", "features", "targets", "tags", "stream")
-
-
-def _are_columns(columns: Any) -> bool:
-    return isinstance(columns, Mapping) and all(isinstance(name, str) and name for name in columns)
-
-
 def columns_of_role(
     rows: Rows, role: str, columns: tuple[str, ...], chosen: Names, also: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
@@ -1133,20 +1099,3 @@ def columns_of_role(
         if name in names[:position]:
             raise ColumnError(f"{role} {name!r} of {rows.label!r} is named twice", hint="name it once")
     return names
-
-
-def check_config(config: Any, labels: Iterable[str]) -> None:
-    """Check the configuration of a reference, given the labels of the feature sets it may name."""
-    if not isinstance(config, Mapping) or "feature_set" not in config or set(config) - set(CONFIG_KEYS):
-        raise ConfigError(
-            f"{shown(config)} is not the configuration of a reference",
-            available=f"keys: {listed(CONFIG_KEYS)}",
-            hint="pass the dict from get_config()",
-        )
-    labels = list(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else []
-    if config["feature_set"] not in labels:
-        raise ConfigError(
-            f"a reference names the feature set {config['feature_set']!r}, which is not in feature_sets",
-            available=listed(labels) if labels else "",
-            hint=did_you_mean(config["feature_set"], labels) if labels else "add it to feature_sets",
-        )

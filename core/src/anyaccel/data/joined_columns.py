@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.data.arrow_columns import read_only, to_numpy
-from anyaccel.data.casting import first_unrepresentable
-from anyaccel.data.ragged_columns import padding_of
+from anyaccel.data.arrow_columns import first_unrepresentable, is_list, read_only, to_numpy
 from anyaccel.data.roles import listed
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ColumnError
@@ -55,7 +53,19 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
                 cause="joined columns must have the same shape except for the last axis",
                 hint="use separate references as separate inputs",
             )
-    return TensorSpec((*first[:-1], sum(_as_tensor(spec)[-1] for spec in specs)), _promoted(rows.label, names, specs))
+    dtypes = [np.dtype(spec.dtype) for spec in specs]
+    common = np.result_type(*dtypes)
+    if common.kind == "f" and not any(dtype.kind == "f" for dtype in dtypes):  # NumPy's for uint64 with signed integers
+        unsigned = dtypes.index(np.dtype(np.uint64))
+        signed = [dtype.kind for dtype in dtypes].index("i")
+        raise ColumnError(
+            f"columns {names[signed]!r} ({specs[signed]}) and {names[unsigned]!r} ({specs[unsigned]}) of "
+            f"{rows.label!r} cannot be joined",
+            cause="no integer dtype holds both",
+            hint=f"cast({{{names[unsigned]!r}: 'int64'}}, keep_splits=True), or use separate references as separate "
+            "inputs",
+        )
+    return TensorSpec((*first[:-1], sum(_as_tensor(spec)[-1] for spec in specs)), str(common))
 
 
 def joined_changes(rows: Rows, names: Sequence[str]) -> tuple[str, ...]:
@@ -105,14 +115,16 @@ def loadable_array(rows: Rows, names: Sequence[str], dtype: Any) -> np.ndarray:
     """
     spec, target = joined_spec(rows, names), np.dtype(dtype)
     columns = _exact_columns(rows, names, spec.dtype, target)
-    whole = columns[0].whole if len(columns) == 1 else None
-    if whole is not None and whole.dtype == target:
-        return whole
+    first = columns[0]
+    if len(columns) == len(first.chunks) == 1 and first.rows is None and first.chunks[0].dtype == target:
+        return first.chunks[0]
     return copy_joined(columns, aligned_empty((len(rows), *spec.shape), target))
 
 
 def _exact_columns(rows: Rows, names: Sequence[str], joined: str, target: Any) -> list[ChunkedColumn]:
-    """Return the columns in place; integers joined with floats are checked to be exact in both dtypes."""
+    """Return the columns in place, without a copy (only bool, which Arrow packs, is unpacked); integers joined with
+    floats are checked to be exact in both dtypes.
+    """
     if len(names) > 1 and np.dtype(joined).kind == "f":
         for name in names:
             dtypes = [np.dtype(joined), np.dtype(target)]
@@ -127,23 +139,23 @@ def _exact_columns(rows: Rows, names: Sequence[str], joined: str, target: Any) -
                         cause=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
                         hint=f"scale them with fit_transform() and a scaler, or leave {name!r} out of this reference",
                     )
-    return chunked_columns(rows, names)
-
-
-def _promoted(label: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> str:
-    """Return NumPy's common dtype, except for uint64 with signed integers, which NumPy promotes to floats."""
-    dtypes = [np.dtype(spec.dtype) for spec in specs]
-    common = np.result_type(*dtypes)
-    if common.kind != "f" or any(dtype.kind == "f" for dtype in dtypes):
-        return str(common)
-    unsigned = dtypes.index(np.dtype(np.uint64))
-    signed = [dtype.kind for dtype in dtypes].index("i")
-    raise ColumnError(
-        f"columns {names[signed]!r} ({specs[signed]}) and {names[unsigned]!r} ({specs[unsigned]}) of {label!r} cannot "
-        "be joined",
-        cause="no integer dtype holds both",
-        hint=f"cast({{{names[unsigned]!r}: 'int64'}}, keep_splits=True), or use separate references as separate inputs",
-    )
+    chosen = rows.indices
+    is_slice = False
+    if chosen is not None:
+        first, last = int(chosen[0]), int(chosen[-1])
+        if last - first + 1 == len(chosen) and _ascends(chosen):  # neighbours in order, which views slice
+            is_slice, chosen = len(chosen) < len(rows.base), None
+    columns = []
+    for name in names:
+        has_array = rows.role(name) == "tag" or rows.spec(name).dtype == "bool" or is_list(rows.schema.field(name).type)
+        if not has_array and sum(len(chunk) > 0 for chunk in rows.base.column(name).chunks) > 1:
+            chunks = (rows if is_slice else rows.base).column(name).chunks
+            columns.append(ChunkedColumn(tuple(to_numpy(name, chunk) for chunk in chunks if len(chunk)), chosen))
+        elif has_array or chosen is None:
+            columns.append(ChunkedColumn((rows.array(name),)))
+        else:
+            columns.append(ChunkedColumn((rows.base.array(name),), chosen))
+    return columns
 
 
 def join(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -190,11 +202,6 @@ class ChunkedColumn:
     rows: np.ndarray | None = None
 
     @property
-    def whole(self) -> np.ndarray | None:
-        """The column itself if it is one chunk and all of its rows are needed."""
-        return self.chunks[0] if len(self.chunks) == 1 and self.rows is None else None
-
-    @property
     def is_scalar(self) -> bool:
         """Whether a sample is a single number without axes."""
         return self.chunks[0].ndim == 1
@@ -217,14 +224,12 @@ class ChunkedColumn:
             for chunk, first in self._between(start, stop):
                 low, high = max(first, start), min(first + len(chunk), stop)
                 out[low - start : high - start] = chunk[low - first : high - first]
-        else:
-            self._gather_ascending(self.rows[start:stop], out)
-
-    def _gather_ascending(self, rows: np.ndarray, out: np.ndarray) -> None:
-        for chunk, first in self._between(int(rows[0]), int(rows[-1]) + 1) if len(rows) else ():
-            low, high = np.searchsorted(rows, (first, first + len(chunk)))
-            if low < high:
-                gather(chunk, rows[low:high] - first, out[low:high])
+        elif start < stop:
+            rows = self.rows[start:stop]
+            for chunk, first in self._between(int(rows[0]), int(rows[-1]) + 1):
+                low, high = np.searchsorted(rows, (first, first + len(chunk)))
+                if low < high:
+                    gather(chunk, rows[low:high] - first, out[low:high])
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, int]]:
         """Yield the chunks with rows from `start` to `stop`, and the number of the first row of each."""
@@ -242,34 +247,21 @@ _Run = tuple[Sequence[ChunkedColumn], int]
 """Columns that are written together, and where in the last axis they begin."""
 
 
-def chunked_columns(rows: Rows, names: Sequence[str]) -> list[ChunkedColumn]:
-    """Return columns of rows in place, without a copy; only bool columns, which Arrow packs, are unpacked."""
-    chosen = None if rows.indices is None else _chosen(rows.indices, len(rows.base))
-    return [_chunked_column(rows, name, chosen) for name in names]
-
-
-def _chunked_column(rows: Rows, name: str, chosen: np.ndarray | slice | None) -> ChunkedColumn:
-    if rows.role(name) == "tag" or rows.spec(name).dtype == "bool" or padding_of(rows.schema.field(name)) is not None:
-        return ChunkedColumn((rows.array(name),))
-    indices = chosen if isinstance(chosen, np.ndarray) else None
-    if sum(len(chunk) > 0 for chunk in rows.base.column(name).chunks) > 1:
-        chunks = (rows if isinstance(chosen, slice) else rows.base).column(name).chunks
-        return ChunkedColumn(tuple(to_numpy(name, chunk) for chunk in chunks if len(chunk)), indices)
-    return ChunkedColumn((rows.array(name),)) if indices is None else ChunkedColumn((rows.base.array(name),), indices)
-
-
 def copy_joined(columns: Sequence[ChunkedColumn], out: np.ndarray) -> np.ndarray:
     """Copy columns side by side along the last axis of `out` [n, *shape], and return it; scalars take one place.
 
     A single column has the shape of `out`. Large copies are shared between a few threads.
     """
-    is_spread = len(columns) > 1 and any(column.is_scalar for column in columns)
-    rows = next((column.rows for column in columns if column.rows is not None), None)
-    if rows is None or _ascends(rows) or not (is_spread or any(len(column.chunks) > 1 for column in columns)):
-        places = None
-    else:
-        places = np.argsort(rows)
-    columns = columns if places is None else _ascending(columns, places)
+    first = next((column for column in columns if column.rows is not None), None)
+    jumps = any(len(column.chunks) > 1 for column in columns)  # between chunks, or from place to place of `out`
+    jumps = jumps or (len(columns) > 1 and any(column.is_scalar for column in columns))
+    places: np.ndarray | None = None  # of the rows of all columns that choose some, which choose the same
+    if jumps and first is not None and first.rows is not None and not _ascends(first.rows):
+        places = np.argsort(first.rows)  # the row that goes to `places[i]` becomes row i
+        ordered = first.rows[places]
+        is_all = len(ordered) == sum(map(len, first.chunks)) and _ascends(ordered)
+        rows = None if is_all else ordered
+        columns = [ChunkedColumn(column.chunks, places if column.rows is None else rows) for column in columns]
     # The first row of each thread, and the row after its last.
     count = max(1, min(_THREADS, usable_cores(), out.nbytes // _SHARE))
     step = max(1, -(-len(out) // count))
@@ -278,47 +270,49 @@ def copy_joined(columns: Sequence[ChunkedColumn], out: np.ndarray) -> np.ndarray
         _copy(columns, places, out, *shares[0])
         return out
     with ThreadPoolExecutor(len(shares), "anyaccel-copy") as pool:
-        errstate = np.geterr()  # a thread has its own, which would not be what the caller set
-        futures = [pool.submit(_with_errstate, errstate, _copy, columns, places, out, *share) for share in shares]
+        errstate: Any = np.geterr()  # a thread has its own, which would not be what the caller set
+
+        def copy_share(start: int, stop: int) -> None:
+            with np.errstate(**errstate):
+                _copy(columns, places, out, start, stop)
+
+        futures = [pool.submit(copy_share, *share) for share in shares]
         for future in futures:
             future.result()
     return out
 
 
-def _with_errstate(errstate: Any, function: Callable[..., None], *arguments: Any) -> None:
-    with np.errstate(**errstate):
-        function(*arguments)
-
-
 def _copy(columns: Sequence[ChunkedColumn], places: np.ndarray | None, out: np.ndarray, start: int, stop: int) -> None:
     """Copy rows from `start` to `stop` in blocks, to the same rows of `out` or to those in `places`."""
-    block, runs = _rows_of_block(out), list(_runs(columns))
+    row_bytes = out.itemsize * (out.size // max(len(out), 1))
+    block = max(1, min(max(_BLOCK // max(row_bytes, 1), _LEAST), len(out)))
+    runs: list[_Run] = []  # scalar columns in tiles, others alone
+    number = place = 0
+    while number < len(columns):
+        end = number
+        while end < min(number + _TILE, len(columns)) and columns[end].is_scalar:
+            end += 1
+        end = end if end - number >= _FEW else number + 1
+        runs.append((columns[number:end], place))
+        place += sum(column.width for column in columns[number:end])
+        number = end
     scratch = np.empty((min(_TILE, len(columns)), block + max(_LINE // out.itemsize, 1)), out.dtype)
     rows = None if places is None else np.empty((block, *out.shape[1:]), out.dtype)
-    if len(columns) == 1 and rows is None and not _needs_scratch(columns[0], out):
-        block = max(stop - start, 1)
+    if len(columns) == 1 and rows is None:
+        only = columns[0]
+        allocates = any(chunk.dtype != out.dtype or not chunk.flags.c_contiguous for chunk in only.chunks)
+        if only.rows is None or not allocates:  # reading it takes no memory but `out`
+            block = max(stop - start, 1)
     for begin in range(start, stop, block):
         end = min(begin + block, stop)
         if rows is None or places is None:
             _write(runs, begin, end, out[begin:end], scratch)
         else:
             _write(runs, begin, end, rows[: end - begin], scratch)
-            _scatter(rows[: end - begin], places[begin:end], out)
-
-
-def _ascending(columns: Sequence[ChunkedColumn], places: np.ndarray) -> list[ChunkedColumn]:
-    """Return the columns with the row that goes to `places[i]` as their row i; all that choose rows choose the same."""
-    first = next(column for column in columns if column.rows is not None)
-    rows: np.ndarray | None = None if first.rows is None else first.rows[places]
-    if rows is not None and len(rows) == sum(map(len, first.chunks)) and _ascends(rows):
-        rows = None  # these are all rows
-    return [ChunkedColumn(column.chunks, places if column.rows is None else rows) for column in columns]
-
-
-def _scatter(rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-    """Compute `out[places] = rows`, whole rows at a time."""
-    whole_row = f"V{out.itemsize * (out.size // len(out))}"
-    np.put(out.reshape(len(out), -1).view(whole_row), places, rows.reshape(len(rows), -1).view(whole_row), mode="clip")
+            # out[places] = rows, whole rows at a time
+            whole_row, part = f"V{out.itemsize * (out.size // len(out))}", rows[: end - begin]
+            flat = out.reshape(len(out), -1).view(whole_row)
+            np.put(flat, places[begin:end], part.reshape(len(part), -1).view(whole_row), mode="clip")
 
 
 def _write(runs: Sequence[_Run], start: int, stop: int, out: np.ndarray, scratch: np.ndarray) -> None:
@@ -328,50 +322,13 @@ def _write(runs: Sequence[_Run], start: int, stop: int, out: np.ndarray, scratch
         return
     for run, place in runs:
         if len(run) > 1:
-            _transpose(run, start, stop, out[:, place : place + len(run)], scratch[: len(run), : stop - start])
+            lines = scratch[: len(run), : stop - start]  # scalar columns, one below the other, then all together
+            for column, line in zip(run, lines, strict=True):
+                column.read(start, stop, line)
+            out[:, place : place + len(run)] = lines.T
         else:
             part = out[..., place : place + run[0].width]
             run[0].read(start, stop, part[:, 0] if run[0].is_scalar else part)
-
-
-def _transpose(run: Sequence[ChunkedColumn], start: int, stop: int, out: np.ndarray, scratch: np.ndarray) -> None:
-    """Write scalar columns into rows [k, len(run)]: first one below the other, then all together."""
-    for column, line in zip(run, scratch, strict=True):
-        column.read(start, stop, line)
-    out[...] = scratch.T
-
-
-def _runs(columns: Sequence[ChunkedColumn]) -> Iterator[_Run]:
-    """All columns in runs: scalar ones in tiles, others alone."""
-    number = place = 0
-    while number < len(columns):
-        stop = number
-        while stop < min(number + _TILE, len(columns)) and columns[stop].is_scalar:
-            stop += 1
-        stop = stop if stop - number >= _FEW else number + 1
-        yield columns[number:stop], place
-        place += sum(column.width for column in columns[number:stop])
-        number = stop
-
-
-def _rows_of_block(out: np.ndarray) -> int:
-    row_bytes = out.itemsize * (out.size // max(len(out), 1))
-    return max(1, min(max(_BLOCK // max(row_bytes, 1), _LEAST), len(out)))
-
-
-def _needs_scratch(column: ChunkedColumn, out: np.ndarray) -> bool:
-    """Return whether reading allocates memory in addition to `out`, so that it must be done in blocks."""
-    return column.rows is not None and any(
-        chunk.dtype != out.dtype or not chunk.flags.c_contiguous for chunk in column.chunks
-    )
-
-
-def _chosen(indices: np.ndarray, count: int) -> np.ndarray | slice | None:
-    """Return the rows of a view: None for all in order, a slice for neighbours in order."""
-    first, last = int(indices[0]), int(indices[-1])
-    if last - first + 1 != len(indices) or not _ascends(indices):
-        return indices
-    return None if len(indices) == count else slice(first, last + 1)
 
 
 def _ascends(rows: np.ndarray) -> bool:

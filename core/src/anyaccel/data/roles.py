@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from anyaccel.arguments import shown
-from anyaccel.data.arrow_columns import is_numeric, list_leaf, not_numbers
+from anyaccel.data.arrow_columns import Pad, is_numeric, list_leaf, not_numbers
 from anyaccel.errors import ColumnError, DataError
 from anyaccel.suggestions import did_you_mean
 
@@ -20,7 +20,8 @@ Names = str | Iterable[str] | None
 NamesOrRest = Names | EllipsisType
 """Names of columns, or `...` for all that no other role names."""
 _KEY = b"anyaccel.role"
-_SURROGATES = re.compile("[\ud800-\udfff]")
+SURROGATES = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs, which are no characters."""
 _SHOWN = 20
 _REASONS = 5
 _JOINED = 4
@@ -74,7 +75,7 @@ class WithRoles:
 
 def check_label(label: str) -> None:
     """Check the label of a feature set or source."""
-    if not isinstance(label, str) or not label or "." in label or has_surrogates(label):
+    if not isinstance(label, str) or not label or "." in label or SURROGATES.search(label):
         raise DataError(
             f"{shown(label)} is not a label of a feature set",
             cause="labels must be valid UTF-8 text without a dot, because 'LABEL.COLUMN' names a column",
@@ -116,16 +117,11 @@ def check_encodable(name: str) -> None:
     Raises:
         ColumnError: it cannot be written as UTF-8.
     """
-    if has_surrogates(name):
+    if SURROGATES.search(name):
         raise ColumnError(
             f"{shown(name)} cannot be the name of a column: it has a lone surrogate, which UTF-8 cannot encode",
             hint=f"rename it, for example to {name.encode('utf-8', 'replace').decode()!r}",
         )
-
-
-def has_surrogates(text: str) -> bool:
-    """Return whether a text has halves of surrogate pairs, which are not characters."""
-    return _SURROGATES.search(text) is not None
 
 
 def listed(names: Iterable[object]) -> str:
@@ -289,3 +285,36 @@ def _check(label: str, columns: Iterable[str], roles: Mapping[str, str], *, need
             available=f"columns: {listed(columns)}",
             hint="name at least one in features",
         )
+
+
+def checked_pads(label: str, pad: Any, columns: Mapping[str, str]) -> dict[str, Pad]:
+    """Return the argument `pad=` as a Pad for each column.
+
+    Args:
+        label: Label of the feature set.
+        pad: A number or a Pad by column; None for no column.
+        columns: Role of each column.
+    """
+    if pad is None:
+        return {}
+    if not isinstance(pad, Mapping):
+        raise ColumnError(
+            f"pad={shown(pad)} of {label!r} does not name the columns",
+            available=listed(columns),
+            hint=f"write pad={{{next(iter(columns))!r}: 0}}",
+        )
+    pads = {name: value if isinstance(value, Pad) else Pad(value) for name, value in pad.items()}
+    for name, column_pad in pads.items():
+        if columns.get(name) not in ("feature", "target"):
+            raise ColumnError(
+                f"pad= of {label!r} names {shown(name)}, which is not a feature or target",
+                available=listed(name for name, role in columns.items() if role != "tag"),
+                hint="name columns that are features or targets",
+            )
+        if column_pad.mask is not None and column_pad.mask in columns:
+            raise ColumnError(
+                f"the mask of {name!r} of {label!r} is called {column_pad.mask!r}, but a column has that name",
+                available=listed(columns),
+                hint="choose another name for the mask, or leave mask= out and use the column",
+            )
+    return pads

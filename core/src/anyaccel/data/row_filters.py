@@ -34,7 +34,19 @@ def positions_where(rows: Rows, purpose: str, conditions: Mapping[str, Any]) -> 
     masks = {name: _mask(rows, name, condition) for name, condition in conditions.items()}
     together: np.ndarray = np.logical_and.reduce(list(masks.values()))
     if not together.any():
-        raise _no_rows_left(rows, purpose, conditions, masks)
+        counts = []
+        for name, condition in conditions.items():
+            met = f"{_described(name, condition)} is met by {int(masks[name].sum())} of {len(rows)} rows"
+            if not masks[name].any() and not callable(condition):
+                distinct = list(dict.fromkeys(repr(_plain(value)) for value in column_values(rows, name)[:1000]))
+                more = ", ..." if len(distinct) > _EXAMPLES else ""
+                met += f" (values: {', '.join(distinct[:_EXAMPLES])}{more})"
+            counts.append(met)
+        raise SplitError(
+            f"{purpose} of {rows.label!r} leaves no rows: none meets {described(conditions)}",
+            cause="; ".join(counts),
+            hint="widen the conditions",
+        )
     return np.flatnonzero(together).astype(np.int64)
 
 
@@ -92,45 +104,35 @@ def _mask(rows: Rows, name: str, condition: Any) -> np.ndarray:
             hint="use take(np.flatnonzero(mask)) to choose rows with a mask",
         )
     wanted = [_plain(value) for value in condition] if _is_collection(condition) else [_plain(condition)]
-    return _among_objects(values, wanted) if values.dtype == object else _among(rows.label, name, values, wanted)
-
-
-def _among(label: str, name: str, values: np.ndarray, wanted: list[Any]) -> np.ndarray:
+    if values.dtype == object:
+        try:
+            among: Any = frozenset(wanted)
+            return np.fromiter((value in among for value in values), dtype=bool, count=len(values))
+        except TypeError:  # lists and others without a hash
+            return np.fromiter((value in wanted for value in values), dtype=bool, count=len(values))
     if values.ndim > 1:
         raise DataError(
-            f"column {name!r} of {label!r} has samples of shape {list(values.shape[1:])}, which cannot equal a single "
-            "value",
+            f"column {name!r} of {rows.label!r} has samples of shape {list(values.shape[1:])}, which cannot equal a "
+            "single value",
             hint="pass a function that returns a mask: lambda x: (x > 0).all(axis=1)",
         )
     for value in wanted:
         if not isinstance(value, (bool, int, float)):
             raise DataError(
-                f"column {name!r} of {label!r} is of {values.dtype} and cannot equal {value!r}",
+                f"column {name!r} of {rows.label!r} is of {values.dtype} and cannot equal {value!r}",
                 available=_CONDITIONS,
                 hint="give numbers",
             )
-    return np.isin(values, np.array(_representable(wanted, values.dtype), dtype=values.dtype))
-
-
-def _representable(wanted: list[Any], dtype: np.dtype[Any]) -> list[Any]:
-    """Return the numbers that a column of `dtype` can equal; floats are rounded to it, as NumPy compares them."""
-    if dtype.kind == "f":
-        largest = float(np.finfo(dtype).max)
-        return [value for value in wanted if abs(value) <= largest or _is_not_finite(value)]
-    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return [int(value) for value in wanted if low <= value <= high and value == int(value)]
-
-
-def _is_not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not np.isfinite(value)
-
-
-def _among_objects(values: np.ndarray, wanted: list[Any]) -> np.ndarray:
-    try:
-        hashed = frozenset(wanted)
-        return np.fromiter((value in hashed for value in values), dtype=bool, count=len(values))
-    except TypeError:  # lists and others without a hash
-        return np.fromiter((value in wanted for value in values), dtype=bool, count=len(values))
+    # Those that a column of this dtype can equal; floats are rounded to it, as NumPy compares them.
+    if values.dtype.kind == "f":
+        largest = float(np.finfo(values.dtype).max)
+        possible = [
+            value for value in wanted if abs(value) <= largest or (isinstance(value, float) and not np.isfinite(value))
+        ]
+    else:
+        low, high = (0, 1) if values.dtype.kind == "b" else (np.iinfo(values.dtype).min, np.iinfo(values.dtype).max)
+        possible = [int(value) for value in wanted if low <= value <= high and value == int(value)]
+    return np.isin(values, np.array(possible, dtype=values.dtype))
 
 
 def _is_collection(condition: Any) -> bool:
@@ -146,23 +148,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.datetime64):
         return value.astype("datetime64[us]").item() if np.datetime_data(value.dtype)[0] == "ns" else value.item()
     return value.item() if isinstance(value, np.generic) or getattr(value, "ndim", 1) == 0 else value
-
-
-def _no_rows_left(
-    rows: Rows, purpose: str, conditions: Mapping[str, Any], masks: Mapping[str, np.ndarray]
-) -> SplitError:
-    counts = [
-        f"{_described(name, condition)} is met by {int(masks[name].sum())} of {len(rows)} rows"
-        + ("" if masks[name].any() or callable(condition) else f" (values: {_examples(column_values(rows, name))})")
-        for name, condition in conditions.items()
-    ]
-    return SplitError(
-        f"{purpose} of {rows.label!r} leaves no rows: none meets {described(conditions)}",
-        cause="; ".join(counts),
-        hint="widen the conditions",
-    )
-
-
-def _examples(values: np.ndarray) -> str:
-    distinct = list(dict.fromkeys(repr(_plain(value)) for value in values[:1000]))
-    return ", ".join(distinct[:_EXAMPLES]) + (", ..." if len(distinct) > _EXAMPLES else "")

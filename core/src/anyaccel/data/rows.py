@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from anyaccel.call_hints import class_hints
-from anyaccel.data.ragged_columns import RaggedColumn, field_spec, flat_column, padding_of
+from anyaccel.data.arrow_columns import RaggedColumn, field_spec, flat_column, padding_of
 from anyaccel.data.roles import Names, WithRoles, no_column, read_roles
 from anyaccel.segment import TensorSpec
 
@@ -79,11 +78,7 @@ class Rows(WithRoles, ABC):
             ColumnError: the column does not exist.
         """
         self.role(name)
-        whole = flat_column(self._schema.field(name), self.base.column(name))
-        rows = self.indices
-        if whole is None or rows is None:
-            return whole
-        return replace(whole, starts=whole.starts[rows], lengths=whole.lengths[rows])
+        return flat_column(self._schema.field(name), self.base.column(name), self.indices)
 
     @abstractmethod
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.arguments import shown
-from anyaccel.data.arrow_columns import check_complete, contiguous, read_only, to_numpy
+from anyaccel.data.arrow_columns import array_of
 from anyaccel.data.roles import Names, WithRoles, no_column
 from anyaccel.data.rows import Rows
 from anyaccel.data.transforms import FittedTransform, Transforms, read_transforms, relevant_transforms
@@ -65,12 +65,8 @@ class SavedRows(Rows):
         return self._table.column(name)
 
     def array(self, name: str) -> np.ndarray:
-        column, ragged = self.column(name), self.ragged_column(name)
-        if ragged is not None:
-            return read_only(ragged.padded())
-        self.spec(name)
-        check_complete(name, column)
-        return read_only(to_numpy(name, contiguous(column)))
+        column = self.column(name)
+        return array_of(self._schema.field(name), column)
 
     def to_arrow(self) -> Any:
         return self._table

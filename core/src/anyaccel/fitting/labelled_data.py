@@ -15,8 +15,7 @@ import pyarrow.parquet
 
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, IterableSource, MapSource, Pad, Reference, Source
-from anyaccel.data.arrow_columns import fixed_lists, is_list, is_numeric, list_leaf, to_numpy
-from anyaccel.data.ragged_columns import lists_of, padding_of
+from anyaccel.data.arrow_columns import fixed_lists, is_list, is_numeric, list_leaf, lists_of, padding_of, to_numpy
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.dataframes import table_from_arrow
 from anyaccel.data.readers.file_discovery import check_there

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from anyaccel.backend import ComputingBackend
-from anyaccel.data.ragged_columns import up_to
+from anyaccel.data.arrow_columns import up_to
 from anyaccel.data.roles import brief
 from anyaccel.device import Device
 from anyaccel.graph.nodes import divided_layout

@@ -16,14 +16,14 @@ from anyaccel.data.arrow_columns import (
     contiguous,
     empty_axis,
     fixed_size_lists,
+    list_column,
     missing_values,
     not_numbers,
     ragged,
     to_arrow,
     to_numpy,
+    widened,
 )
-from anyaccel.data.casting import widened
-from anyaccel.data.ragged_columns import list_column
 from anyaccel.data.readers.plain_layout import plain_column
 from anyaccel.errors import ColumnError
 
@@ -129,9 +129,24 @@ def _numbers(name: str, values: Any) -> np.ndarray:
         )
     if array.dtype == np.object_:
         values = _unnest(array)
-        array = _from_objects(name, values)
-    if array.dtype.kind == "f" and isinstance(values, (list, tuple)):
-        _check_integers(name, values, array)
+        array = _array(name, values)
+    if array.dtype == np.object_:
+        missing = np.array([_is_missing(value) for value in array.flat], dtype=bool).reshape(array.shape)
+        others = array[~missing]
+        if missing.any() and len(others) and all(isinstance(value, str) for value in others):
+            count = int(any_by_row(missing).sum())
+            raise not_numbers(name, f"text, with nulls in {count} of {len(array)} rows")
+        if missing.any():
+            integers = len(others) and all(map(_is_integer, others))
+            raise missing_values(name, any_by_row(missing), "NaN or null among integers" if integers else "nulls")
+    elif array.dtype.kind == "f" and isinstance(values, (list, tuple)):
+        # NumPy makes floats of integers with NaN among them, and of integers that no single dtype holds.
+        missing = np.isnan(array)
+        could_be = not missing.all() and (missing | (array == np.trunc(array))).all()
+        if could_be and all(_is_integer(value) for value in _leaves(values) if not _is_missing(value)):
+            if missing.any():
+                raise missing_values(name, any_by_row(missing), "NaN or null among integers")
+            raise not_numbers(name, "integers that no single dtype holds")
     return array
 
 
@@ -155,32 +170,6 @@ def _unnest(values: Any) -> Any:
     if isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == np.object_):
         return [_unnest(value) for value in values]
     return values
-
-
-def _from_objects(name: str, entries: list[Any]) -> np.ndarray:
-    array = _array(name, entries)
-    if array.dtype != np.object_:
-        return array
-    missing = np.array([_is_missing(value) for value in array.flat], dtype=bool).reshape(array.shape)
-    if missing.any():
-        if not missing.all() and all(isinstance(value, str) for value in array[~missing]):
-            count = int(any_by_row(missing).sum())
-            raise not_numbers(name, f"text, with nulls in {count} of {len(array)} rows")
-        integers = all(_is_integer(value) for value in array[~missing]) and not missing.all()
-        raise missing_values(name, any_by_row(missing), "NaN or null among integers" if integers else "nulls")
-    return array
-
-
-def _check_integers(name: str, values: Any, array: np.ndarray) -> None:
-    """NumPy makes floats of integers with NaN among them, and of integers that no single dtype holds."""
-    missing = np.isnan(array)
-    if missing.all() or not (missing | (array == np.trunc(array))).all():
-        return
-    if not all(_is_integer(value) for value in _leaves(values) if not _is_missing(value)):
-        return
-    if missing.any():
-        raise missing_values(name, any_by_row(missing), "NaN or null among integers")
-    raise not_numbers(name, "integers that no single dtype holds")
 
 
 def _leaves(values: Any) -> Iterator[Any]:

@@ -106,17 +106,14 @@ def has_row_as_names(table: Any) -> bool:
     is_counted = numbers == ascending or (numbers == ascending[::-1] and all(map(float.is_integer, numbers)))
     if len(names) == 1 or (len(numbers) > 1 and is_counted):  # by positions, months or years
         return False
-    return 2 * sum(_is_value(name.strip(), table.column(place)) for place, name in enumerate(names)) > len(names)
-
-
-def _is_value(name: str, column: Any) -> bool:
-    """Return whether a text could be a value of a column: one of its texts, or within the range of its numbers."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return bool(compute.index(column, pa.scalar(name, column.type)).as_py() >= 0)
-    if not (_is_number(name) and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))):
-        return False
-    least, most = compute.min_max(column).as_py().values()
-    return least is not None and bool(least <= float(name) <= most)
+    n_values = 0  # names that are one of the column's texts, or within the range of its numbers
+    for name, column in zip(map(str.strip, names), table.columns, strict=True):
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            n_values += compute.index(column, pa.scalar(name, column.type)).as_py() >= 0
+        elif _is_number(name) and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            least, most = compute.min_max(column).as_py().values()
+            n_values += least is not None and least <= float(name) <= most
+    return 2 * n_values > len(names)
 
 
 def _is_number(text: str) -> bool:

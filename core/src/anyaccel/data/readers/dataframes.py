@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.ragged_columns import checked_pads, padded_table, with_shapes
+from anyaccel.data.arrow_columns import shaped_table
 from anyaccel.data.readers.array_conversion import number_column, padded_column, tag_column
 from anyaccel.data.readers.hf_datasets import are_splits, arrow_table, has_table
 from anyaccel.data.readers.plain_layout import plain_table
@@ -18,6 +18,7 @@ from anyaccel.data.roles import (
     assign_roles,
     check_encodable,
     check_rest,
+    checked_pads,
     chosen_roles,
     listed,
     open_roles,
@@ -44,7 +45,16 @@ def table_from_dict(label: str, data: Mapping[str, Any], names: RoleNames, pad: 
     check_order_of_rows(label, {name: data[name] for name in roles})
     pads = checked_pads(label, pad, roles)
     columns = {name: padded_column(name, data[name]) for name in pads}
-    columns |= _arrow_columns(label, data, {name: roles[name] for name in roles if name not in pads}, open_roles(names))
+    errors: dict[str, ColumnError] = {}  # of columns wrongly covered by `...`, which are reported together
+    for name in filter(lambda name: name not in pads, roles):
+        try:
+            read = tag_column if roles[name] == "tag" else number_column
+            columns[name] = read(name, data[name])
+        except ColumnError as error:
+            if roles[name] not in open_roles(names):
+                raise
+            errors[name] = error
+    check_rest(label, roles, errors)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ColumnError(
@@ -52,7 +62,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], names: RoleNames, pad: 
             cause=listed(f"{name}: {length}" for name, length in lengths.items()),
             hint="use one entry per row in every column",
         )
-    return padded_table(stamp(pa.table(columns), roles), pads)
+    return shaped_table(stamp(pa.table(columns), roles), pads)
 
 
 def check_order_of_rows(label: str, columns: Mapping[str, Any]) -> None:
@@ -78,23 +88,6 @@ def check_order_of_rows(label: str, columns: Mapping[str, Any]) -> None:
                 hint=f"reorder one of them, {name!r}: b.loc[a.index]; or, to use positions, "
                 f"pass {name!r}: b.to_numpy()",
             )
-
-
-def _arrow_columns(
-    label: str, data: Mapping[str, Any], roles: Mapping[str, str], open_: Sequence[str]
-) -> dict[str, Any]:
-    """Return Arrow columns by name; columns wrongly covered by `...` are reported together."""
-    columns: dict[str, Any] = {}
-    errors: dict[str, ColumnError] = {}
-    for name, role in roles.items():
-        try:
-            columns[name] = tag_column(name, data[name]) if role == "tag" else number_column(name, data[name])
-        except ColumnError as error:
-            if role not in open_:
-                raise
-            errors[name] = error
-    check_rest(label, roles, errors)
-    return columns
 
 
 def table_from_frame(label: str, df: Any, names: RoleNames, pad: Any = None) -> Any:
@@ -126,8 +119,7 @@ def table_from_frame(label: str, df: Any, names: RoleNames, pad: Any = None) -> 
         chosen_roles(label, table.schema, names)
         pads = checked_pads(label, pad, roles)
         # The memory may still be that of the frame, whose owner may write to it.
-        plain = stamp(plain_table(table.take(pa.array(np.arange(len(table))))), roles)
-        return padded_table(with_shapes(plain, roles, pads), pads)
+        return shaped_table(stamp(plain_table(table.take(pa.array(np.arange(len(table))))), roles), pads)
     converters = [name for name in _CONVERTERS if callable(getattr(df, name, None))]
     raise DataError(
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
@@ -157,7 +149,7 @@ def table_from_arrow(label: str, table: Any, names: RoleNames, pad: Any = None) 
     try:
         chosen = stamp(table, roles)
         chosen.validate()
-        return padded_table(with_shapes(plain_table(chosen), roles, pads), pads)
+        return shaped_table(plain_table(chosen), pads)
     except (pa.ArrowException, KeyError) as error:  # KeyError: pyarrow 15, of types that it does not know
         raise DataError(
             f"the Arrow table of {label!r} is not valid: {error}",
@@ -212,30 +204,17 @@ def computed(label: str, source: Any, role_names: RoleNames) -> Any:
         ColumnError: names that are not columns.
         DataError: it cannot be computed.
     """
-    read = _reader(source)
-    if read is None:
+    is_frame = callable(getattr(source, "collect_schema", None)) and callable(getattr(source, "collect", None))
+    is_set = not is_frame and all(hasattr(source, name) for name in ("schema", "to_table", "scanner", "get_fragments"))
+    in_memory = not (is_frame or is_set) or (is_frame and hasattr(source, "__arrow_c_stream__"))
+    if in_memory or isinstance(source, type):
         return source
-    names, columns = read
-    chosen = list(
-        names() if all(role is None for role in role_names) else assign_roles(label, list(names()), role_names)
-    )
+    names = list(source.collect_schema().names() if is_frame else source.schema.names)
+    chosen = names if all(role is None for role in role_names) else list(assign_roles(label, names, role_names))
     try:
-        return columns(chosen)
+        return source.select(chosen).collect() if is_frame else source.to_table(columns=chosen)
     except Exception as error:
         raise DataError(
             f"the {type(source).__name__} of {label!r} cannot be computed: {type(error).__name__}: {error}",
             hint="see the error above this one; compute it yourself to find the cause",
         ) from error
-
-
-def _reader(source: Any) -> tuple[Callable[[], Sequence[str]], Callable[[list[str]], Any]] | None:
-    """Return how to read the column names, and some columns into memory; None if it is not a lazy table."""
-    if isinstance(source, type):
-        return None
-    if callable(getattr(source, "collect_schema", None)) and callable(getattr(source, "collect", None)):
-        if hasattr(source, "__arrow_c_stream__"):  # in memory already
-            return None
-        return lambda: source.collect_schema().names(), lambda names: source.select(names).collect()
-    if all(hasattr(source, name) for name in ("schema", "to_table", "scanner", "get_fragments")):
-        return lambda: source.schema.names, lambda names: source.to_table(columns=names)
-    return None

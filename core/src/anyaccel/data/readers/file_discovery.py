@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from anyaccel.data.roles import listed
@@ -41,9 +40,32 @@ def discover_files(label: str, path: Paths) -> list[DataFile]:
         DataError: no file, or an entry that is not a regular file.
         MissingFileError: a file or folder does not exist.
     """
-    files = _discovered(label, path)
+    if isinstance(path, (str, os.PathLike)):
+        files = _files_of(label, path)
+    elif not isinstance(path, Sequence) or isinstance(path, bytes):
+        raise DataError(f"{label!r} cannot be read from {path!r}", hint="pass a path or a list of paths of files")
+    elif not path:
+        raise DataError(f"the list of files for {label!r} is empty", hint="pass at least one file")
+    else:
+        for part in path:
+            if not isinstance(part, (str, os.PathLike)) or Path(part).is_dir():
+                raise DataError(
+                    f"{part!r} in the list for {label!r} is not the path of a file",
+                    hint="list files, or pass one folder",
+                )
+        files = [DataFile(os.fspath(part)) for part in path]
     for file in files:
-        _check_regular(label, file.path)
+        # Pipes, sockets and devices: to open one may wait for ever, where not even Ctrl-C is heard.
+        check_there(label, file.path)
+        mode = stat.S_IFREG
+        with suppress(OSError):  # opening it says what is wrong
+            mode = Path(file.path).stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise DataError(
+                f"{file.path} of {label!r} is not a regular file, but "
+                f"{_KINDS.get(stat.S_IFMT(mode), 'something else')}",
+                hint="pass a folder or a list of regular files; write the data of a pipe to a file first",
+            )
     return files
 
 
@@ -71,28 +93,19 @@ def check_there(label: str, path: str | os.PathLike[str]) -> None:
     raise MissingFileError(problem, available=", ".join(map(repr, close)), hint=hint)
 
 
-def _check_regular(label: str, path: str) -> None:
-    """Refuse pipes, sockets and devices: to open one may wait for ever, where not even Ctrl-C is heard."""
-    check_there(label, path)
-    try:
-        mode = Path(path).stat().st_mode
-    except OSError:
-        return  # opening it says what is wrong
-    if not stat.S_ISREG(mode):
-        raise DataError(
-            f"{path} of {label!r} is not a regular file, but {_KINDS.get(stat.S_IFMT(mode), 'something else')}",
-            hint="pass a folder or a list of regular files; write the data of a pipe to a file first",
-        )
-
-
-def _discovered(label: str, path: Paths) -> list[DataFile]:
-    if not isinstance(path, (str, os.PathLike)):
-        return _listed_files(label, path)
+def _files_of(label: str, path: str | os.PathLike[str]) -> list[DataFile]:
     if not os.fspath(path):  # pathlib reads it as the current folder
         raise DataError(f"the path for {label!r} is empty", hint="pass a file, a folder, or a list of files")
     folder = Path(path)
     if not folder.is_dir():
-        _check_no_pattern(label, folder)
+        if any(sign in str(folder) for sign in "*?[") and not folder.exists():  # a shell would have expanded it
+            fixed = Path(*itertools.takewhile(lambda part: not any(sign in part for sign in "*?["), folder.parts))
+            pattern = folder.relative_to(fixed).as_posix()
+            raise DataError(
+                f"the path for {label!r} is the pattern {str(folder)!r}, but no file has this name",
+                cause="patterns are not expanded",
+                hint=f"pass a list of files: sorted(pathlib.Path({fixed.as_posix()!r}).glob({pattern!r})); or a folder",
+            )
         return [DataFile(os.fspath(path))]
     inside = sorted((file.relative_to(folder) for file in _walk(folder)), key=lambda file: file.parts)
     files = [file for file in inside if file.suffix.lower() in SUFFIXES]
@@ -111,20 +124,12 @@ def _discovered(label: str, path: Paths) -> list[DataFile]:
             cause=f"{listed(inside)}; names that start with a dot or an underscore are left out",
             hint=f"pass a folder with files that end in {', '.join(SUFFIXES)}, or a list of files",
         )
-    return [DataFile(str(folder / file), _keys(file)) for file in files]
-
-
-def _check_no_pattern(label: str, path: Path) -> None:
-    """Refuse a path that does not exist and is a glob pattern, which a shell would have expanded."""
-    if not any(sign in str(path) for sign in "*?[") or path.exists():
-        return
-    folder = Path(*itertools.takewhile(lambda part: not any(sign in part for sign in "*?["), path.parts))
-    pattern = path.relative_to(folder).as_posix()
-    raise DataError(
-        f"the path for {label!r} is the pattern {str(path)!r}, but no file has this name",
-        cause="patterns are not expanded",
-        hint=f"pass a list of files: sorted(pathlib.Path({folder.as_posix()!r}).glob({pattern!r})); or a folder",
-    )
+    found = []
+    for file in files:
+        pairs = [part.partition("=") for part in file.parts[:-1]]
+        keys = {unquote(key): unquote(value) for key, equals, value in pairs if key and equals}
+        found.append(DataFile(str(folder / file), keys))
+    return found
 
 
 def _walk(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterator[Path]:
@@ -137,21 +142,3 @@ def _walk(folder: Path, parents: frozenset[Path] = frozenset()) -> Iterator[Path
             yield from _walk(entry, parents)
         else:
             yield entry
-
-
-def _keys(path: Path) -> dict[str, str]:
-    pairs = [part.partition("=") for part in path.parts[:-1]]
-    return {unquote(key): unquote(value) for key, equals, value in pairs if key and equals}
-
-
-def _listed_files(label: str, paths: Any) -> list[DataFile]:
-    if not isinstance(paths, Sequence) or isinstance(paths, bytes):
-        raise DataError(f"{label!r} cannot be read from {paths!r}", hint="pass a path or a list of paths of files")
-    for path in paths:
-        if not isinstance(path, (str, os.PathLike)) or Path(path).is_dir():
-            raise DataError(
-                f"{path!r} in the list for {label!r} is not the path of a file", hint="list files, or pass one folder"
-            )
-    if not paths:
-        raise DataError(f"the list of files for {label!r} is empty", hint="pass at least one file")
-    return [DataFile(os.fspath(path)) for path in paths]

@@ -58,7 +58,12 @@ def arrow_table(label: str, dataset: Any) -> Any:
     columns = chosen.get("columns")
     if columns is not None and not chosen.get("output_all_columns"):  # others are left out of its rows
         table = table.select([name for name in table.column_names if name in columns])
-    return _without_own_types(table)
+    for index, field in enumerate(table.schema):
+        if isinstance(field.type, pa.BaseExtensionType) and not isinstance(field.type, pa.FixedShapeTensorType):
+            chunks = [chunk.storage for chunk in table.column(index).chunks]
+            column = pa.chunked_array(chunks, field.type.storage_type)
+            table = table.set_column(index, field.with_type(column.type), column)
+    return table
 
 
 def _format(dataset: Any) -> Mapping[str, Any]:
@@ -95,12 +100,3 @@ def joined_splits(label: str, data: Any) -> tuple[Any, dict[str, np.ndarray]] | 
     stops = itertools.accumulate(map(len, tables.values()))
     rows = {name: np.arange(stop - len(table), stop) for (name, table), stop in zip(tables.items(), stops, strict=True)}
     return pa.concat_tables(tables.values()), rows
-
-
-def _without_own_types(table: Any) -> Any:
-    for index, field in enumerate(table.schema):
-        if isinstance(field.type, pa.BaseExtensionType) and not isinstance(field.type, pa.FixedShapeTensorType):
-            chunks = [chunk.storage for chunk in table.column(index).chunks]
-            column = pa.chunked_array(chunks, field.type.storage_type)
-            table = table.set_column(index, field.with_type(column.type), column)
-    return table

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.arguments import is_integer
-from anyaccel.data.ragged_columns import checked_pads, padded_table, with_shapes
+from anyaccel.data.arrow_columns import shaped_table
 from anyaccel.data.readers.file_discovery import DataFile, Paths, discover_files
-from anyaccel.data.roles import RoleNames, chosen_roles, listed, stamp
+from anyaccel.data.roles import RoleNames, checked_pads, chosen_roles, listed, stamp
 from anyaccel.errors import ColumnError, DataError
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive and Spark name a folder of nulls
@@ -72,10 +72,19 @@ def table_from_parquet(
             cause="row groups are numbered within one file",
             hint="pass one file, or leave row_groups out",
         )
+    import pyarrow.parquet as pq
+
     chosen = _choose(label, files, names)
-    tables = [chosen.with_partitions(_read(label, file, chosen, row_groups), file) for file in files]
-    pads = checked_pads(label, pad, chosen.roles)
-    return padded_table(with_shapes(pa.concat_tables(tables), chosen.roles, pads), pads)
+    tables = []
+    for file in files:
+        with pa.OSFile(file.path) as source:
+            with parquet_errors(file.path):
+                opened = pq.ParquetFile(source)
+            # If the folders give all columns, any column of the file tells the number of rows.
+            stored = chosen.stored or opened.schema_arrow.names[:1]
+            table = _read_row_groups(label, file.path, opened, stored, row_groups)
+            tables.append(chosen.with_partitions(table, file))
+    return shaped_table(pa.concat_tables(tables), checked_pads(label, pad, chosen.roles))
 
 
 def choose_files(label: str, path: Paths, names: RoleNames) -> ParquetFiles:
@@ -89,7 +98,22 @@ def _choose(label: str, files: Sequence[DataFile], names: RoleNames) -> ParquetF
     merged = _merged_schema(schemas, partitions)
     roles = chosen_roles(label, merged, names)
     for name in roles.keys() - partitions.keys():
-        _check_one_type(name, files, schemas)
+        first = next(number for number, schema in enumerate(schemas) if name in schema.names)
+        first_type = schemas[first].field(name).type if schemas[first].names.count(name) == 1 else None
+        for file, schema in zip(files, schemas, strict=True):
+            if name not in schema.names:
+                raise ColumnError(
+                    f"column {name!r} is in {files[first].path} but not in {file.path}",
+                    cause=f"{file.path} has {listed(schema.names)}",
+                    hint="write all files with the same columns, or leave this one out",
+                )
+            if schema.names.count(name) > 1 or schema.field(name).type != first_type:
+                other = "there twice" if schema.names.count(name) > 1 else f"of type {schema.field(name).type}"
+                raise ColumnError(
+                    f"column {name!r} is of type {first_type} in {files[first].path} and {other} in {file.path}",
+                    cause="a column must have one type in all files",
+                    hint="write the files with one schema, or read them separately and cast()",
+                )
     return ParquetFiles(files, roles, partitions, stamp(merged.empty_table(), roles).schema)
 
 
@@ -149,62 +173,21 @@ def _partition_columns(files: Sequence[DataFile], schemas: Sequence[Any]) -> dic
                 hint="use one folder layout for all files, or pass a list of files",
             )
     stored = {name for schema in schemas for name in schema.names}
-    return {name: _partition_type([file.keys[name] for file in files]) for name in files[0].keys if name not in stored}
-
-
-def _partition_type(values: Sequence[str]) -> Any:
-    """Return int64 if all values are such integers, otherwise text."""
-    texts = [value for value in values if value != _NULL]
-    integers = texts and all(re.fullmatch(r"-?[0-9]{1,19}", text) and int(text) in _INT64 for text in texts)
-    return pa.int64() if integers else pa.string()
-
-
-def _check_one_type(name: str, files: Sequence[DataFile], schemas: Sequence[Any]) -> None:
-    first = next(number for number, schema in enumerate(schemas) if name in schema.names)
-    first_type = schemas[first].field(name).type if schemas[first].names.count(name) == 1 else None
-    for file, schema in zip(files, schemas, strict=True):
-        if name not in schema.names:
-            raise ColumnError(
-                f"column {name!r} is in {files[first].path} but not in {file.path}",
-                cause=f"{file.path} has {listed(schema.names)}",
-                hint="write all files with the same columns, or leave this one out",
-            )
-        if schema.names.count(name) > 1 or schema.field(name).type != first_type:
-            other = "there twice" if schema.names.count(name) > 1 else f"of type {schema.field(name).type}"
-            raise ColumnError(
-                f"column {name!r} is of type {first_type} in {files[first].path} and {other} in {file.path}",
-                cause="a column must have one type in all files",
-                hint="write the files with one schema, or read them separately and cast()",
-            )
-
-
-def _read(label: str, file: DataFile, chosen: ParquetFiles, row_groups: int | Sequence[int] | None) -> Any:
-    import pyarrow.parquet as pq
-
-    with pa.OSFile(file.path) as source:
-        with parquet_errors(file.path):
-            opened = pq.ParquetFile(source)
-        # If the folders give all columns, any column of the file tells the number of rows.
-        names = chosen.stored or opened.schema_arrow.names[:1]
-        return _read_row_groups(label, file.path, opened, names, row_groups)
+    types: dict[str, Any] = {}
+    for name in filter(lambda key: key not in stored, files[0].keys):
+        texts = [file.keys[name] for file in files if file.keys[name] != _NULL]
+        integers = texts and all(re.fullmatch(r"-?[0-9]{1,19}", text) and int(text) in _INT64 for text in texts)
+        types[name] = pa.int64() if integers else pa.string()
+    return types
 
 
 def _read_row_groups(
     label: str, shown: str, file: Any, names: list[str], row_groups: int | Sequence[int] | None
 ) -> Any:
-    numbers = _row_group_numbers(label, shown, file.num_row_groups, row_groups)
-    empty = pa.schema([file.schema_arrow.field(name) for name in names], file.schema_arrow.metadata).empty_table()
-    with parquet_errors(shown):
-        parts = [file.read_row_group(number, names) for number in numbers]
-        table = pa.concat_tables([part.select(names) for part in parts]) if parts else empty
-        table.validate(full=True)
-    return table
-
-
-def _row_group_numbers(label: str, shown: str, count: int, row_groups: int | Sequence[int] | None) -> list[int]:
-    if row_groups is None:
-        return list(range(count))
-    numbers = list(row_groups) if isinstance(row_groups, (Sequence, range, np.ndarray)) else [row_groups]
+    count = file.num_row_groups
+    numbers: list[Any] = list(range(count))
+    if row_groups is not None:
+        numbers = list(row_groups) if isinstance(row_groups, (Sequence, range, np.ndarray)) else [row_groups]
     for number in numbers:
         if not is_integer(number) or operator.index(number) not in range(count):
             raise DataError(
@@ -212,4 +195,9 @@ def _row_group_numbers(label: str, shown: str, count: int, row_groups: int | Seq
                 available=f"row groups 0 to {count - 1}" if count else "",
                 hint="pass numbers of row groups: row_groups=[0, 1]",
             )
-    return [operator.index(number) for number in numbers]
+    empty = pa.schema([file.schema_arrow.field(name) for name in names], file.schema_arrow.metadata).empty_table()
+    with parquet_errors(shown):
+        parts = [file.read_row_group(operator.index(number), names) for number in numbers]
+        table = pa.concat_tables([part.select(names) for part in parts]) if parts else empty
+        table.validate(full=True)
+    return table

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import combinations
-from typing import Any, SupportsIndex, cast
+from typing import Any
 
 import numpy as np
 
@@ -31,17 +31,27 @@ def split_at_random(
     `rng.permutation(rng.key(seed, "split", name), n)` and cut in the order of `ratios`; counts are rounded by largest
     remainder, the earlier split first among equal ones. The rows of a split stay in that order.
     """
-    cut = _cut
+    label, keys = rows.label, None
     if stratify_by is not None or group_by is not None:
         setting = "FeatureSet.group_by" if stratify_by is None else "FeatureSet.stratify_by"
-        cut = load(SETTINGS, setting)(rows, stratify_by, group_by).cut
+        keys = load(SETTINGS, setting)(rows, stratify_by, group_by)
     if rows.indices is not None:
-        _check_distinct(rows.label, name, rows.indices)
-    shares = _checked_shares(rows.label, ratios)
-    return cut(rows.label, rng.permutation(rng.key(_checked_seed(rows.label, seed), "split", name), len(rows)), shares)
-
-
-def _cut(label: str, order: np.ndarray, shares: Mapping[str, Fraction]) -> dict[str, np.ndarray]:
+        numbers, times = np.unique(rows.indices, return_counts=True)
+        repeated = numbers[times > 1].tolist()
+        if repeated:
+            raise SplitError(
+                f"{name!r} of {label!r} contains rows more than once and cannot be split at random",
+                cause=f"rows {listed(repeated)} would be copied into several splits",
+                hint="select each row once: take(np.unique(positions)); draw with repetition inside a split",
+            )
+    shares = _checked_shares(label, ratios)
+    if not is_integer(seed):
+        raise SplitError(f"the seed of a split of {label!r} must be an integer, got {shown(seed)}", hint="write seed=0")
+    # NumPy's integers would give another stream.
+    order = rng.permutation(rng.key(operator.index(seed), "split", name), len(rows))
+    if keys is not None:
+        splits: dict[str, np.ndarray] = keys.cut(label, order, shares)
+        return splits
     counts = rounded_counts(label, len(order), shares)
     return dict(zip(counts, np.split(order, np.cumsum(list(counts.values()))[:-1]), strict=True))
 
@@ -50,19 +60,6 @@ def split_by_condition(
     rows: Rows, conditions: Mapping[str, Mapping[str, Any]], *, group_by: Names = None
 ) -> dict[str, np.ndarray]:
     """Return positions in rows for each split, int64, ascending; see `FeatureSet.split_by_condition`."""
-    positions = _conditional_positions(rows, conditions)
-    check_groups(rows, group_by, positions)
-    return positions
-
-
-def check_groups(rows: Rows, group_by: Names, positions: Mapping[str, np.ndarray]) -> None:
-    """Check that rows with the same values of some columns are not in two splits; None for no columns."""
-    if group_by is not None:
-        load(SETTINGS, "FeatureSet.group_by")(rows, group_by=group_by).check_together(rows.label, positions)
-
-
-def _conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Return positions of the rows that meet the conditions of each split; no row meets those of two."""
     if not isinstance(conditions, Mapping) or not conditions:
         raise SplitError(
             f"the conditions for splits of {rows.label!r} must be a mapping by split, got {conditions!r}",
@@ -78,26 +75,14 @@ def _conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any
                 cause=f"{len(both)} rows meet the conditions of both: {listed(numbers.tolist())}",
                 hint="narrow the conditions until no row meets two of them",
             )
+    check_groups(rows, group_by, positions)
     return positions
 
 
-def _check_distinct(label: str, name: str, indices: np.ndarray) -> None:
-    """Check that no row is twice in a view that is cut at random: its copies would get into several splits."""
-    rows, counts = np.unique(indices, return_counts=True)
-    repeated = rows[counts > 1].tolist()
-    if repeated:
-        raise SplitError(
-            f"{name!r} of {label!r} contains rows more than once and cannot be split at random",
-            cause=f"rows {listed(repeated)} would be copied into several splits",
-            hint="select each row once: take(np.unique(positions)); draw with repetition inside a split",
-        )
-
-
-def _checked_seed(label: str, seed: object) -> int:
-    """Return the seed as a plain int, because NumPy's integers would give another stream."""
-    if not is_integer(seed):
-        raise SplitError(f"the seed of a split of {label!r} must be an integer, got {shown(seed)}", hint="write seed=0")
-    return operator.index(cast(SupportsIndex, seed))
+def check_groups(rows: Rows, group_by: Names, positions: Mapping[str, np.ndarray]) -> None:
+    """Check that rows with the same values of some columns are not in two splits; None for no columns."""
+    if group_by is not None:
+        load(SETTINGS, "FeatureSet.group_by")(rows, group_by=group_by).check_together(rows.label, positions)
 
 
 def _checked_shares(label: str, ratios: Mapping[str, float]) -> dict[str, Fraction]:
@@ -107,7 +92,8 @@ def _checked_shares(label: str, ratios: Mapping[str, float]) -> dict[str, Fracti
             hint="write {'train': 0.8, 'test': 0.2}",
         )
     for name, ratio in ratios.items():
-        if not _is_positive(ratio):
+        is_number = not isinstance(ratio, bool) and hasattr(ratio, "__float__") and not getattr(ratio, "ndim", None)
+        if not (is_number and math.isfinite(float(ratio)) and float(ratio) > 0):
             raise SplitError(
                 f"the ratio of split {name!r} of {label!r} must be a positive number, got {ratio!r}",
                 cause="ratios must add up to 1",
@@ -122,12 +108,6 @@ def _checked_shares(label: str, ratios: Mapping[str, float]) -> dict[str, Fracti
             hint="change them, or add a split for the remaining rows" if total < 1 else "make them smaller",
         )
     return {name: ratio / total for name, ratio in exact.items()}
-
-
-def _is_positive(ratio: Any) -> bool:
-    if isinstance(ratio, bool) or not hasattr(ratio, "__float__") or getattr(ratio, "ndim", None):
-        return False
-    return math.isfinite(float(ratio)) and float(ratio) > 0
 
 
 def rounded_counts(label: str, n: int, ratios: Mapping[str, Fraction]) -> dict[str, int]:

@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from anyaccel.call_hints import constructor_hints
+from anyaccel.data.arrow_columns import Pad
 from anyaccel.data.feature_set import FeatureSet, Reference
-from anyaccel.data.ragged_columns import Pad
 from anyaccel.data.roles import Names, RoleNames, WithRoles, assign_roles, check_label, listed, names_of
 from anyaccel.data.streaming.random_states import RandomStates, States
 from anyaccel.data.streaming.source_errors import error_context

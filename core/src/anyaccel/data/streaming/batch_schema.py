@@ -1,4 +1,4 @@
-"""Check that every batch has the columns, shapes and dtypes of the first."""
+"""Check that every batch has the columns, shapes and dtypes of the first, and pad those whose rows differ in length."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data.ragged_columns import Pad
-from anyaccel.data.roles import listed
-from anyaccel.data.streaming.padded_batches import PaddedBatches
+from anyaccel.data.arrow_columns import Pad, Padding, first_unrepresentable
+from anyaccel.data.roles import checked_pads, listed
 from anyaccel.data.streaming.source_errors import error_context
-from anyaccel.data.streaming.to_numpy import is_tensor, number_array, tag_array
-from anyaccel.errors import SourceError
+from anyaccel.data.streaming.to_numpy import all_as_numpy, as_numpy, is_tensor, number_array, tag_array
+from anyaccel.errors import ColumnError, SourceError
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
 
@@ -27,11 +26,10 @@ class BatchSchema:
         pads: How to pad columns whose batches differ in length.
     """
 
-    def __init__(self, roles: Mapping[str, str], pads: Mapping[str, Pad] | None = None) -> None:
-        self._roles = roles
-        self._padded = PaddedBatches(pads or {})
+    def __init__(self, roles: Mapping[str, str], pads: Mapping[str, Pad]) -> None:
+        self._roles, self._pads = roles, pads
         self._keys: frozenset[str] | None = None
-        self._specs: dict[str, RowSpec] = {}
+        self._specs: dict[str, RowSpec] = {}  # of a row; of one entry of the rows of a column that is padded
 
     def convert(self, position: object, batch: object, extra: Sequence[str] = ()) -> dict[str, np.ndarray]:
         """Return a batch as arrays by column name; the first batch sets the schema of the others.
@@ -59,8 +57,13 @@ class BatchSchema:
                     cause="a column of a batch needs one entry for each row",
                     hint="batch the rows (source.batch(32), DataLoader(...)), or pass a data set to MapSource(...)",
                 )
+        arrays: dict[str, np.ndarray] = {}
         with error_context(position):
-            arrays = {name: self._array(name, position, value) for name, value in parts.values.items()}
+            for name, value in parts.values.items():
+                if name in self._pads:
+                    arrays[name] = self._padded_batch(name, position, value)
+                else:
+                    arrays[name] = tag_array(name, value) if self._roles[name] == "tag" else number_array(name, value)
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise SourceError(
@@ -70,21 +73,75 @@ class BatchSchema:
             )
         if not next(iter(lengths.values())):
             raise SourceError(f"{position} has no rows", hint="leave empty batches out")
-        self._check_specs(position, arrays)
+        for name, array in arrays.items():
+            if self._roles[name] != "tag" and name not in self._pads:
+                self.check(name, position, array)
         return arrays
 
-    def _array(self, name: str, position: object, value: object) -> np.ndarray:
-        if name in self._padded.pads:
-            return self._padded.batch(name, position, value)
-        return tag_array(name, value) if self._roles[name] == "tag" else number_array(name, value)
+    def check(self, name: str, position: object, rows: np.ndarray) -> None:
+        """Check that rows [n, *shape] of a column are like those before them."""
+        self._specs.setdefault(name, RowSpec.of(rows)).check(name, position, rows)
 
-    def _check_specs(self, position: object, arrays: Mapping[str, np.ndarray]) -> None:
-        for name, array in arrays.items():
-            if self._roles[name] == "tag" or name in self._padded.pads:
-                continue
-            if name not in self._specs:
-                self._specs[name] = RowSpec.of(array)
-            self._specs[name].check(name, position, array)
+    def padded(self, name: str, position: object, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Return rows of different length as one array [rows, length, *shape].
+
+        Raises:
+            ColumnError, SourceError: no values, or entries of another shape or dtype than before.
+        """
+        for row in rows:
+            if row.ndim == 0:
+                raise _no_rows(name, position, row.shape)
+            if row.size:
+                self._check_entries(name, position, row)
+        if name not in self._specs:
+            raise SourceError(f"column {name!r} of {position} has no values", hint="leave the batch out")
+        return self._filled(name, rows, self._padded_length(name, position, max(map(len, rows))))
+
+    def _padded_batch(self, name: str, position: object, value: Any) -> np.ndarray:
+        """Return a column of a batch, [rows, length, *shape], from an array, or from rows of different length."""
+        array = None if isinstance(value, (list, tuple)) else as_numpy(name, value)
+        if array is None:
+            return self.padded(name, position, rows_of(name, value))
+        if array.ndim < 2:
+            raise _no_rows(name, position, array.shape)
+        array = number_array(name, array)
+        self._check_entries(name, position, array[:1].reshape(-1, *array.shape[2:]))
+        length = self._padded_length(name, position, array.shape[1])
+        return array if length == array.shape[1] else self._filled(name, list(array), length)
+
+    def _filled(self, name: str, rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+        entry = self._specs[name]
+        out = np.full((len(rows), length, *entry.shape), self._pads[name].value, entry.dtype)
+        for place, row in zip(out, rows, strict=True):
+            place[: len(row)] = row if row.size else 0
+        return out
+
+    def _padded_length(self, name: str, position: object, longest: int) -> int:
+        pad = self._pads[name]
+        if pad.length is not None and longest > pad.length:
+            raise SourceError(
+                f"column {name!r} of {position} has a row of {longest} entries",
+                cause=f"it is padded to {pad.length}",
+                hint=f"set a length that holds all rows, Pad(..., length={longest}), or cut the rows",
+            )
+        return pad.length or Padding(pad.value, pad.multiple_of, longest, fixed=False).rounded(longest)
+
+    def _check_entries(self, name: str, position: object, row: np.ndarray) -> None:
+        """Check a row [length, *shape] against those before it."""
+        if name not in self._specs:
+            value = self._pads[name].value
+            if row.dtype.kind not in "biuf" or first_unrepresentable(np.array([value]), row.dtype) is not None:
+                raise ColumnError(
+                    f"column {name!r} is of {row.dtype}, which cannot hold the padding value {value!r}",
+                    hint="choose a value of that dtype",
+                )
+        entry = self._specs.setdefault(name, RowSpec.of(row))
+        if RowSpec.of(row) != entry:
+            raise SourceError(
+                f"column {name!r} of {position} has entries {row.dtype}{list(row.shape[1:])}",
+                cause=f"they are {entry.dtype}{list(entry.shape)} in earlier rows; rows may differ only in length",
+                hint="use one shape and dtype for all entries",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +169,46 @@ class RowSpec:
                 if rows.shape[2:] == self.shape[1:] and rows.dtype == self.dtype and rows.ndim > 1
                 else "use one shape (pad or cut) and one dtype for all rows",
             )
+
+
+def source_pads(label: str, pad: Any, roles: Mapping[str, str], *, masks: bool = False) -> dict[str, Pad]:
+    """Return the argument `pad=` of a source, by column.
+
+    Args:
+        label: Label of the source.
+        pad: The argument of the user.
+        roles: Role of each column.
+        masks: Whether the source can create masks.
+
+    Raises:
+        ColumnError: no such column, or an invalid Pad.
+        SourceError: a mask, which the source cannot create.
+    """
+    pads = checked_pads(label, pad, roles)
+    for name, column_pad in pads.items():
+        if column_pad.mask is not None and not masks:
+            raise SourceError(
+                f"source {label!r} cannot create a mask of {name!r}: the lengths of rows that are already padded are "
+                "unknown",
+                cause="only a FeatureSet, or a MapSource without collate, can create masks",
+                hint=f"return {column_pad.mask!r} from the source too, and name it in features= and pad=",
+            )
+    return pads
+
+
+def rows_of(name: str, values: Any) -> list[np.ndarray]:
+    """Return each row of a column as an array."""
+    rows = list(values)
+    arrays = all_as_numpy(name, rows)
+    return [np.asarray(row) if array is None else array for row, array in zip(rows, arrays, strict=True)]
+
+
+def _no_rows(name: str, position: object, shape: tuple[int, ...]) -> SourceError:
+    return SourceError(
+        f"column {name!r} of {position} has the shape {list(shape)}, which has no axis to pad",
+        cause="rows of different length must be lists or arrays [length, *shape]",
+        hint=f"leave {name!r} out of pad=",
+    )
 
 
 # -- which part of a batch, or of an item, is which column -------------------------------------------------------------
@@ -148,12 +245,27 @@ def batch_parts(position: object, batch: Any, names: Sequence[str], extra: Seque
     if named is not None:
         keys, read = named
         return BatchParts({name: _picked(position, name, keys, read) for name in names}, frozenset(map(str, keys)))
-    if not _has_parts(batch, names):
+    # A list of numbers, or of lists of them, may be the only column itself.
+    if not (isinstance(batch, tuple) or (isinstance(batch, list) and (len(names) > 1 or _are_columns(batch)))):
         return _by_position(position, [batch], names)
     parts = list(batch)
-    if len(parts) != len(names) or any(_named(part, ()) for part in parts):
-        return _nested(position, parts, names)
-    return _by_position(position, parts, names)
+    if len(parts) == len(names) and not any(_named(part, ()) for part in parts):
+        return _by_position(position, parts, names)
+    # Nested parts: columns by name from mappings among them, and the rest by position.
+    values: dict[str, Any] = {}
+    inner_keys: list[str] = []
+    rest: list[Any] = []
+    for part in parts:
+        named = _named(part, ())
+        if named is not None:
+            inner_keys += map(str, named[0])
+            values.update({name: named[1](name) for name in names if name in named[0]})
+        elif isinstance(part, tuple) or (isinstance(part, list) and _are_columns(part)):
+            rest += part
+        else:
+            rest.append(part)
+    remaining = [name for name in names if name not in values]
+    return BatchParts({**values, **_by_position(position, rest, remaining).values}, frozenset(inner_keys))
 
 
 def _named(batch: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str], Any]] | None:
@@ -172,35 +284,16 @@ def _named(batch: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str],
 
 
 def _picked(position: object, name: str, keys: Iterable[str], read: Callable[[str], Any]) -> Any:
-    if name not in keys:
-        inner = [value for key in keys if isinstance(value := read(key), Mapping)]
-        holders = [mapping for mapping in inner if name in mapping]
-        if len(holders) == 1:
-            return holders[0][name]
-        if inner:
-            raise _not_in_nested(position, name, keys, inner, len(holders))
-        raise SourceError(
-            f"{position} has no column {name!r}", available=listed(keys) if keys else "", hint=did_you_mean(name, keys)
-        )
-    return read(name)
-
-
-def _not_in_nested(
-    position: object, name: str, keys: Iterable[str], inner: Sequence[Mapping[str, Any]], count: int
-) -> SourceError:
-    nested = [str(key) for mapping in inner for key in mapping]
-    problem = f"{count} columns {name!r} in nested mappings" if count else f"no column {name!r}"
-    hint = "give each a different name" if count else did_you_mean(name, [*keys, *nested])
-    return SourceError(
-        f"{position} has {problem}", available=listed([*keys, *nested]) if keys or nested else "", hint=hint
-    )
-
-
-def _has_parts(batch: Any, names: Sequence[str]) -> bool:
-    """Whether a batch consists of parts; a list of numbers, or of lists of them, may be the only column itself."""
-    if isinstance(batch, tuple):
-        return True
-    return isinstance(batch, list) and (len(names) > 1 or _are_columns(batch))
+    if name in keys:
+        return read(name)
+    inner = [value for key in keys if isinstance(value := read(key), Mapping)]
+    holders = [mapping for mapping in inner if name in mapping]
+    if len(holders) == 1:
+        return holders[0][name]
+    known = [*keys, *(str(key) for mapping in inner for key in mapping)]
+    problem = f"{len(holders)} columns {name!r} in nested mappings" if holders else f"no column {name!r}"
+    hint = "give each a different name" if holders else did_you_mean(name, known)
+    raise SourceError(f"{position} has {problem}", available=listed(known) if known else "", hint=hint)
 
 
 def _are_columns(parts: Sequence[Any]) -> bool:
@@ -221,21 +314,3 @@ def _by_position(position: object, parts: Sequence[Any], names: Sequence[str]) -
             + weights * (len(parts) == 3 and len(names) == 2),
         )
     return BatchParts(dict(zip(names, parts, strict=True)), frozenset())
-
-
-def _nested(position: object, parts: Sequence[Any], names: Sequence[str]) -> BatchParts:
-    """Return nested parts: columns by name from mappings among them, and the rest by position."""
-    values: dict[str, Any] = {}
-    keys: list[str] = []
-    rest: list[Any] = []
-    for part in parts:
-        named = _named(part, ())
-        if named is not None:
-            keys += map(str, named[0])
-            values.update({name: named[1](name) for name in names if name in named[0]})
-        elif isinstance(part, tuple) or (isinstance(part, list) and _are_columns(part)):
-            rest += part
-        else:
-            rest.append(part)
-    remaining = [name for name in names if name not in values]
-    return BatchParts({**values, **_by_position(position, rest, remaining).values}, frozenset(keys))

@@ -5,7 +5,6 @@ dropped.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from anyaccel.arguments import is_integer, shown
@@ -67,9 +66,23 @@ def worker_notes(label: str, source: Any) -> tuple[str, ...]:
 
 def check_fork(label: str, source: Any) -> None:
     """Check that the workers of a loader are not forks of a process whose frameworks run threads."""
-    if not workers_of(source) or _start_method(source) != "fork":
+    if not workers_of(source):
         return
-    threaded = sorted(_threaded_frameworks())
+    import multiprocessing  # loaded only for sources with workers
+
+    context = getattr(source, "multiprocessing_context", None)
+    if context is None:
+        # Without allow_none, asking would settle the method for the rest of the process.
+        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    else:
+        method = context if isinstance(context, str) else context.get_start_method()
+    if method != "fork":
+        return
+    threaded = sorted(
+        backend.framework
+        for backend in registry().backends_in_use
+        if not backend.fork_safe and any(root in sys.modules for root in backend.import_roots[:1])
+    )
     if threaded:
         raise SourceError(
             f"the {workers_of(source)} workers of source {label!r} would be forked while these run: "
@@ -85,7 +98,8 @@ def check_no_share(label: str, source: Any) -> None:
     Samplers and data sets with `num_replicas` and `rank` (`DistributedSampler`), or `num_processes` and
     `process_index`, read a part if the number is more than one.
     """
-    for part in _parts(source):
+    wrapped = [getattr(source, name, None) for name in ("sampler", "batch_sampler", "dataset")]
+    for part in [*wrapped, *(getattr(part, name, None) for part in wrapped for name in ("sampler", "batch_sampler"))]:
         for count, index in (("num_replicas", "rank"), ("num_processes", "process_index")):
             n_parts: Any = getattr(part, count, None)
             position = getattr(part, index, None)
@@ -97,15 +111,6 @@ def check_no_share(label: str, source: Any) -> None:
                     hint="create the loader without it (no DistributedSampler); to read one part "
                     "on purpose, pass a function: lambda: loader",
                 )
-
-
-def _parts(source: Any) -> Iterator[Any]:
-    """Yield samplers and data set of a loader, even if they are wrapped."""
-    for name in ("sampler", "batch_sampler", "dataset"):
-        part = getattr(source, name, None)
-        yield part
-        yield getattr(part, "sampler", None)
-        yield getattr(part, "batch_sampler", None)
 
 
 def dropped_rows(source: Any) -> int:
@@ -134,19 +139,3 @@ def set_epoch(source: Any, epoch: int) -> None:
         part = getattr(source, name, None) if name else source
         if callable(getattr(part, "set_epoch", None)):
             part.set_epoch(epoch)  # type: ignore[union-attr]
-
-
-def _start_method(source: Any) -> str:
-    import multiprocessing  # loaded only for sources with workers
-
-    context = getattr(source, "multiprocessing_context", None)
-    if context is None:
-        # Without allow_none, asking would settle the method for the rest of the process.
-        return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    return str(context if isinstance(context, str) else context.get_start_method())
-
-
-def _threaded_frameworks() -> Iterator[str]:
-    for backend in registry().backends_in_use:
-        if not backend.fork_safe and any(root in sys.modules for root in backend.import_roots[:1]):
-            yield backend.framework

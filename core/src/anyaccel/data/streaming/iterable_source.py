@@ -17,11 +17,11 @@ import numpy as np
 from anyaccel import interrupts
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data.ragged_columns import Pad
+from anyaccel.data.arrow_columns import Pad
 from anyaccel.data.roles import Names
 from anyaccel.data.samplers import integer
 from anyaccel.data.streaming.base import BatchSource, Columns
-from anyaccel.data.streaming.batch_schema import BatchSchema
+from anyaccel.data.streaming.batch_schema import BatchSchema, source_pads
 from anyaccel.data.streaming.dataloader_workers import (
     ENDED_HINT,
     check_fork,
@@ -33,7 +33,6 @@ from anyaccel.data.streaming.dataloader_workers import (
     workers_of,
 )
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
-from anyaccel.data.streaming.padded_batches import source_pads
 from anyaccel.data.streaming.random_states import RandomStates, States, kept_frameworks, watched_rng
 from anyaccel.data.streaming.source_errors import BatchPosition, data_hint, failed
 from anyaccel.errors import SourceError
@@ -103,7 +102,11 @@ class IterableSource(BatchSource):
         self.pads = source_pads(label, pad, self._roles)
         self._source = source
         self._factory = iterator_factory(label, source)
-        self._limit = _checked_steps(label, steps)
+        if steps is not None and (not is_integer(steps) or steps < 1):
+            raise SourceError(
+                f"source {label!r}: steps={shown(steps)} is not a number of batches", hint="write steps=1000"
+            )
+        self._limit = None if steps is None else int(steps)
         if read_ahead is not None and not (is_integer(read_ahead) and read_ahead == 0):
             raise SourceError(
                 f"source {label!r}: read_ahead={shown(read_ahead)} is neither None nor 0",
@@ -191,7 +194,7 @@ class IterableSource(BatchSource):
             self._held = (0, first, run)
             return first
         with interrupts.deferred():
-            first, run = call_off_main_thread(self._started, undo=_close_started)
+            first, run = call_off_main_thread(self._started, undo=lambda started: started[1].close())
             self._held = (0, first, run)
         return first
 
@@ -292,18 +295,6 @@ def _continued(first: Columns, run: Generator[Columns]) -> Generator[Columns]:
         run.close()
 
 
-def _close_started(started: tuple[Columns, Generator[Columns]]) -> None:
-    started[1].close()
-
-
-def _checked_steps(label: str, steps: Any) -> int | None:
-    if steps is None:
-        return None
-    if not is_integer(steps) or steps < 1:
-        raise SourceError(f"source {label!r}: steps={shown(steps)} is not a number of batches", hint="write steps=1000")
-    return int(steps)
-
-
 # -- iterators of batches: how a user's source is opened anew for every epoch ------------------------------------------
 
 
@@ -327,8 +318,13 @@ class IteratorFactory:
     def iterator(self, epoch: int) -> Iterator[Any]:
         """Return an iterator of the batches of an epoch."""
         try:
-            iterable = self.open(epoch)
-            iterator = None if data_hint(iterable) else self._started(iterable, epoch)
+            iterable, iterator = self.open(epoch), None
+            if self.once:
+                iterator = cast("Iterator[Any]", iterable)
+            elif not data_hint(iterable):
+                check_fork(self.label, iterable)
+                set_epoch(iterable, epoch)
+                iterator = iter(iterable) if hasattr(iterable, "__iter__") else None
         except SourceError:
             raise
         except Exception as error:
@@ -341,13 +337,6 @@ class IteratorFactory:
                 hint="yield batches, or return a list of them",
             )
         return iterator
-
-    def _started(self, iterable: Any, epoch: int) -> Iterator[Any] | None:
-        if self.once:
-            return cast("Iterator[Any]", iterable)
-        check_fork(self.label, iterable)
-        set_epoch(iterable, epoch)
-        return iter(iterable) if hasattr(iterable, "__iter__") else None
 
 
 def iterator_factory(label: str, source: Any) -> IteratorFactory:

@@ -12,12 +12,11 @@ import numpy as np
 
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data.ragged_columns import Pad, mask_dtype
+from anyaccel.data.arrow_columns import Pad, mask_dtype
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source
-from anyaccel.data.streaming.batch_schema import BatchSchema, RowSpec, batch_parts
-from anyaccel.data.streaming.padded_batches import PaddedBatches, rows_of, source_pads
+from anyaccel.data.streaming.batch_schema import BatchSchema, batch_parts, rows_of, source_pads
 from anyaccel.data.streaming.random_states import RandomStates, same_states, watched_rng
 from anyaccel.data.streaming.source_errors import data_hint, error_context, failed
 from anyaccel.data.streaming.to_numpy import all_as_numpy, number_array, tag_array
@@ -90,7 +89,7 @@ class MapSource(Source):
                 f"source {label!r}: collate={shown(collate)} is not a function", hint="write collate=lambda items: ..."
             )
         self.collate = collate
-        self._batches = BatchSchema(self._roles, self.pads)
+        self._schema = BatchSchema(self._roles, self.pads)
         self._dataset = dataset
         hint = "" if has_table(dataset) else data_hint(dataset)
         if (
@@ -116,8 +115,6 @@ class MapSource(Source):
                 hint="write workers=0, or a few",
             )
         self._workers = int(workers)
-        self._specs: dict[str, RowSpec] = {}
-        self._padded = PaddedBatches(self.pads)
         self._lock = threading.Lock()
         self._random_states = RandomStates((dataset, collate))
 
@@ -150,18 +147,13 @@ class MapSource(Source):
                 hint="number the rows from 0",
             )
         numbers = [int(number) for number in array]
-        columns = self._stacked_items(numbers) if self.collate is None else self._collated(numbers)
+        columns = dict(self._columns(numbers) if self.collate is None else self._collated(numbers))
+        position = f"rows {listed(numbers)} of source {self._label!r}"
+        with error_context(position):
+            for name in self.pads if self.collate is None else ():
+                columns[name] = self._schema.padded(name, position, columns[name])
         self._keep_example(columns)
         return columns
-
-    def _stacked_items(self, numbers: list[int]) -> Columns:
-        position = f"rows {listed(numbers)} of source {self._label!r}"
-        columns = self._columns(numbers)
-        with error_context(position):
-            return {
-                name: self._padded.rows(name, position, rows) if name in self.pads else rows
-                for name, rows in columns.items()
-            }
 
     def _columns(self, numbers: list[int]) -> dict[str, Any]:
         """Return some rows by column name: arrays [n, *shape], or lists of arrays if rows differ in length."""
@@ -187,7 +179,7 @@ class MapSource(Source):
             raise
         except Exception as error:
             raise failed(f"{position} could not be collated", error) from error
-        columns = self._batches.convert(position, batch, self.left_out)
+        columns = self._schema.convert(position, batch, self.left_out)
         rows = len(next(iter(columns.values())))
         if rows != len(numbers):
             raise SourceError(
@@ -260,7 +252,27 @@ class MapSource(Source):
         if self._workers < 2 or len(numbers) < 2 or self.passes_thread_rng:
             with self._lock:
                 return [self._item(number) for number in numbers]
-        return _by_threads(self._item, numbers, self._workers)
+        # Several threads, which have ended when this returns or raises, even after Ctrl-C.
+        stop, count = threading.Event(), min(self._workers, len(numbers))
+        items = [None] * len(numbers)
+
+        def read_share(start: int) -> None:
+            try:
+                for position in range(start, len(numbers), count):
+                    if stop.is_set():
+                        return
+                    items[position] = self._item(numbers[position])
+            except BaseException:
+                stop.set()
+                raise
+
+        with ThreadPoolExecutor(count, thread_name_prefix="anyaccel-items") as pool:
+            try:
+                for future in [pool.submit(read_share, start) for start in range(count)]:
+                    future.result()
+            finally:
+                stop.set()
+        return items
 
     def _item(self, number: int) -> Any:
         try:
@@ -274,21 +286,17 @@ class MapSource(Source):
             if self._roles[name] == "tag":
                 return tag_array(name, values)
             arrays = all_as_numpy(name, values)
-            has_others = any(array is None for array in arrays)
-            column = number_array(name, values) if has_others else self._uniform(name, arrays, numbers)
-        if name not in self._specs:
-            self._specs[name] = RowSpec.of(column)
-        self._specs[name].check(name, position, column)
+            uniform = [array for array in arrays if array is not None]
+            if len(uniform) < len(arrays):
+                column = number_array(name, values)
+            else:
+                shape, dtype = uniform[0].shape, uniform[0].dtype
+                if not all(array.shape == shape and array.dtype == dtype for array in uniform):
+                    for number, array in zip(numbers, uniform, strict=True):  # the error has the first that differs
+                        self._schema.check(name, _RowPosition(self._label, number), array[None])
+                column = number_array(name, np.stack(uniform))
+        self._schema.check(name, position, column)
         return column
-
-    def _uniform(self, name: str, arrays: Sequence[Any], numbers: list[int]) -> np.ndarray:
-        """Stack arrays of one shape and dtype; the first that differs is an error with its row number."""
-        shape, dtype = arrays[0].shape, arrays[0].dtype
-        if not all(array.shape == shape and array.dtype == dtype for array in arrays):
-            spec = self._specs.get(name) or RowSpec(shape, dtype)
-            for number, array in zip(numbers, arrays, strict=True):
-                spec.check(name, _RowPosition(self._label, number), array[None])
-        return number_array(name, np.stack(arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,27 +308,3 @@ class _RowPosition:
 
     def __str__(self) -> str:
         return f"row {self.number} of source {self.label!r}"
-
-
-def _by_threads(read: Callable[[int], Any], numbers: list[int], workers: int) -> list[Any]:
-    """Read items by several threads, which have ended when this returns or raises, even after Ctrl-C."""
-    stop, count = threading.Event(), min(workers, len(numbers))
-    items: list[Any] = [None] * len(numbers)
-
-    def read_share(start: int) -> None:
-        try:
-            for position in range(start, len(numbers), count):
-                if stop.is_set():
-                    return
-                items[position] = read(numbers[position])
-        except BaseException:
-            stop.set()
-            raise
-
-    with ThreadPoolExecutor(count, thread_name_prefix="anyaccel-items") as pool:
-        try:
-            for future in [pool.submit(read_share, start) for start in range(count)]:
-                future.result()
-        finally:
-            stop.set()
-    return items

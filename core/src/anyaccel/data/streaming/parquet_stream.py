@@ -16,8 +16,7 @@ import pyarrow as pa
 from anyaccel import rng
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data.arrow_columns import check_numbers, column_spec, contiguous, to_numpy
-from anyaccel.data.ragged_columns import with_shapes
+from anyaccel.data.arrow_columns import check_numbers, column_spec, contiguous, shaped_table, to_numpy
 from anyaccel.data.readers.file_discovery import DataFile, Paths
 from anyaccel.data.readers.parquet import ParquetFiles, choose_files, parquet_errors
 from anyaccel.data.roles import ROLES, NamesOrRest, RoleNames, of_role
@@ -87,8 +86,18 @@ class ParquetStream(BatchSource):
         sampler: SimpleSampler | None = None,
         buffer_size: int | None = None,
     ) -> None:
-        with _source_errors(label):
-            self._files = choose_files(label, _absolute(path), RoleNames(features, target, tags))
+        # The same files after the working folder has changed: they are opened as their rows are needed.
+        if isinstance(path, (str, os.PathLike)) and os.fspath(path) and "://" not in os.fspath(path):
+            path = str(Path(path).absolute())
+        elif isinstance(path, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in path):
+            path = [str(Path(part).absolute()) for part in path]
+        try:
+            self._files = choose_files(label, path, RoleNames(features, target, tags))
+        except (ColumnError, MissingFileError):
+            raise
+        except DataError as error:
+            problem = f"source {label!r}: {error.problem}"
+            raise SourceError(problem, available=error.available, hint=error.hint) from error
         super().__init__(label, *(of_role(self._files.roles, role) for role in ROLES))
         self._sampler = _checked_sampler(label, batch_size, sampler)
         self._groups = row_groups(label, self._files)
@@ -164,16 +173,6 @@ class ParquetStream(BatchSource):
         return int(buffer_size)
 
 
-@contextmanager
-def _source_errors(label: str) -> Iterator[None]:
-    try:
-        yield
-    except (ColumnError, MissingFileError):
-        raise
-    except DataError as error:
-        raise SourceError(f"source {label!r}: {error.problem}", available=error.available, hint=error.hint) from error
-
-
 def _checked_sampler(label: str, batch_size: Any, sampler: Any) -> SimpleSampler:
     if sampler is None:
         return SimpleSampler(_BATCH_SIZE if batch_size is None else batch_size, shuffle=True)
@@ -189,14 +188,6 @@ def _checked_sampler(label: str, batch_size: Any, sampler: Any) -> SimpleSampler
         problem = f"source {label!r} has both a sampler and a batch_size"
         raise SourceError(problem, hint="leave batch_size out: the sampler has one")
     return sampler
-
-
-def _absolute(path: Any) -> Any:
-    """Return the same files after the working folder has changed: they are opened as their rows are needed."""
-    if isinstance(path, (str, os.PathLike)) and os.fspath(path) and "://" not in os.fspath(path):
-        return str(Path(path).absolute())
-    is_list = isinstance(path, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in path)
-    return [str(Path(part).absolute()) for part in path] if is_list else path
 
 
 # -- parquet files read piece by piece, in any order of their row groups, never as a whole -----------------------------
@@ -229,14 +220,20 @@ class RowGroup:
 
 def row_groups(label: str, files: ParquetFiles) -> tuple[RowGroup, ...]:
     """Return all row groups that have rows, in the order of the files; only the footers of the files are read."""
-    groups = tuple(group for file in files.files for group in _groups_of(_footer(label, file)) if group.rows)
+    groups: list[RowGroup] = []
+    for file in files.files:
+        stamp = _stamp(file)
+        with _opened(label, file) as parquet:
+            footer = FileFooter(file, parquet.metadata, stamp)
+        counts = [footer.metadata.row_group(number).num_rows for number in range(footer.metadata.num_row_groups)]
+        groups += [RowGroup(footer, number, rows) for number, rows in enumerate(counts) if rows]
     if not groups:
         raise SourceError(
             f"source {label!r} has no rows",
             cause=f"{len(files.files)} Parquet files without a row",
             hint="pass files with rows",
         )
-    return groups
+    return tuple(groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,17 +260,6 @@ def read_pieces(spec: ReadSpec, groups: Sequence[RowGroup]) -> Generator[Any]:
             yield from _pieces_of(spec, group)
 
 
-def _groups_of(footer: FileFooter) -> Iterator[RowGroup]:
-    for number in range(footer.metadata.num_row_groups):
-        yield RowGroup(footer, number, footer.metadata.row_group(number).num_rows)
-
-
-def _footer(label: str, file: DataFile) -> FileFooter:
-    stamp = _stamp(file)
-    with _opened(label, file) as parquet:
-        return FileFooter(file, parquet.metadata, stamp)
-
-
 def _stamp(file: DataFile) -> tuple[int, int]:
     stat = Path(file.path).stat()
     return stat.st_size, stat.st_mtime_ns
@@ -290,36 +276,26 @@ def _pieces_of(spec: ReadSpec, group: RowGroup) -> Iterator[Any]:
         # If the folders give all columns, any column of the file tells the number of rows.
         names = spec.files.stored or parquet.schema_arrow.names[:1]
         batches = parquet.iter_batches(spec.piece_rows, row_groups=[group.number], columns=names)
-        while (batch := _next(group, batches)) is not None:
-            yield _checked(spec, group, batch)
-
-
-def _next(group: RowGroup, batches: Iterator[Any]) -> Any:
-    with parquet_errors(group.footer.file.path):
-        batch = next(batches, None)
-        if batch is not None:
-            batch.validate(full=True)
-    return batch
-
-
-def _checked(spec: ReadSpec, group: RowGroup, batch: Any) -> Any:
-    files, table = spec.files, pa.Table.from_batches([batch])
-    table = with_shapes(files.with_partitions(table, group.footer.file), files.roles)
-    for name, role in files.roles.items():
-        if role != "tag":
-            check_numbers(name, table.column(name))
-            _check_spec(name, table.schema.field(name).type, spec.specs, group)
-    return table
-
-
-def _check_spec(name: str, arrow_type: Any, specs: Mapping[str, TensorSpec], group: RowGroup) -> None:
-    actual = column_spec(name, arrow_type)
-    if actual != specs.get(name, actual):
-        raise SourceError(
-            f"column {name!r} of {group} is {actual}",
-            cause=f"it is {specs[name]} in earlier rows, and all rows of a column must have the same shape and dtype",
-            hint="write files with samples of one shape (pad or cut)",
-        )
+        while True:
+            with parquet_errors(footer.file.path):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch.validate(full=True)
+            table = shaped_table(spec.files.with_partitions(pa.Table.from_batches([batch]), footer.file), {})
+            for name, role in spec.files.roles.items():
+                if role == "tag":
+                    continue
+                check_numbers(name, table.column(name))
+                actual = column_spec(name, table.schema.field(name).type)
+                if actual != spec.specs.get(name, actual):
+                    raise SourceError(
+                        f"column {name!r} of {group} is {actual}",
+                        cause=f"it is {spec.specs[name]} in earlier rows, and all rows of a column must have the same "
+                        "shape and dtype",
+                        hint="write files with samples of one shape (pad or cut)",
+                    )
+            yield table
 
 
 @contextmanager

@@ -94,7 +94,14 @@ class RandomStates:
         generators = self._generators()
         for name, state in states.items():
             if name.startswith(_GLOBAL):
-                _set_global(name.removeprefix(_GLOBAL), state)
+                if name == f"{_GLOBAL}numpy":
+                    np.random.set_state(state)
+                elif name == f"{_GLOBAL}python":
+                    random.setstate(_python_state(state))
+                else:
+                    for backend in imported_backends():
+                        if name == f"{_GLOBAL}{backend.framework}":
+                            backend.set_generator_state(state)
                 continue
             if name not in generators:
                 raise SourceError(
@@ -266,18 +273,15 @@ def _parts_of_function(function: Any) -> Iterator[tuple[str, Any]]:
         except ValueError:  # not set yet
             continue
     yield from (("defaults", function.__defaults__), ("keyword defaults", function.__kwdefaults__))
-    root = function.__module__ or ""
-    if root.partition(".")[0] in sys.modules and _is_library(root):
+    module = function.__module__ or ""
+    root = module.partition(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    in_library = "site-packages" in file or "dist-packages" in file or root in sys.stdlib_module_names
+    if root in sys.modules and in_library:  # whose own globals are not searched
         return
     for name in function.__code__.co_names:
         if name in function.__globals__:
             yield name, function.__globals__[name]
-
-
-def _is_library(module: str) -> bool:
-    """Return whether a module belongs to an installed library, whose own globals are not searched."""
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file or module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _state_of(value: Any, backends: Iterable[Backend]) -> Any:
@@ -294,17 +298,6 @@ def _state_of(value: Any, backends: Iterable[Backend]) -> Any:
         if backend.owns(value):
             return backend.generator_state(value)
     return None
-
-
-def _set_global(name: str, state: Any) -> None:
-    if name == "numpy":
-        np.random.set_state(state)
-    elif name == "python":
-        random.setstate(_python_state(state))
-    else:
-        for backend in imported_backends():
-            if backend.framework == name:
-                backend.set_generator_state(state)
 
 
 def _python_state(state: Any) -> Any:

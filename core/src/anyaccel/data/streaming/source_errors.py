@@ -45,16 +45,11 @@ def failed(
     what: str, error: Exception, hint: str = "see the error above this one, raised by the source"
 ) -> SourceError:
     """Create the error for the user's code that raised `error`; `what` is the action that failed."""
-    return SourceError(f"{what}: {type(error).__name__}{_last_line(error)}", hint=hint)
-
-
-def _last_line(error: Exception) -> str:
-    """Return the last line of an error's text: those of worker processes begin with a traceback as text."""
+    # The last line of its text: those of worker processes begin with a traceback as text.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return ""
-    text = lines[-1].removeprefix(f"{type(error).__name__}: ")
-    return f": {text[:_LONGEST]}{'...' if len(text) > _LONGEST else ''}"
+    text = lines[-1].removeprefix(f"{type(error).__name__}: ") if lines else ""
+    shown = f": {text[:_LONGEST]}{'...' if len(text) > _LONGEST else ''}" if lines else ""
+    return SourceError(f"{what}: {type(error).__name__}{shown}", hint=hint)
 
 
 def data_hint(data: Any) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from anyaccel.adapter.losses import weight_inputs
 from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram
 from anyaccel.backend import MultiStepProgram
-from anyaccel.data.casting import widened
+from anyaccel.data.arrow_columns import widened
 from anyaccel.errors import StateError
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep, Losses, PipelineStage, SpanOf
 from anyaccel.phases.executor.custom_step import CustomStep

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data import FeatureSet, RaggedColumn, Rows, joined_spec, loadable_array
-from anyaccel.data.casting import first_unrepresentable
+from anyaccel.data.arrow_columns import first_unrepresentable
 from anyaccel.data.joined_columns import gather
 from anyaccel.errors import ColumnError, PhaseError, ShapeError
 from anyaccel.graph import Column, Plan, Resolution

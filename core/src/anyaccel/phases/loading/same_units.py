@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from anyaccel.data import FeatureSet, FeatureSetView, Rows
-from anyaccel.data.ragged_columns import padding_of
+from anyaccel.data.arrow_columns import padding_of
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms import relevant_transforms
 from anyaccel.errors import ColumnError, PhaseError

@@ -17,7 +17,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.backend import AsyncCopy
 from anyaccel.data import BatchSource, MapSource
-from anyaccel.data.ragged_columns import Pad
+from anyaccel.data.arrow_columns import Pad
 from anyaccel.data.streaming.random_states import States, imported_backends, same_states
 from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError

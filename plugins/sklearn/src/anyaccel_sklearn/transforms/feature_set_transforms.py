@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import shown
-from anyaccel.data.arrow_columns import KINDS, is_numeric
+from anyaccel.data.arrow_columns import KINDS, is_numeric, padding_of
 from anyaccel.data.feature_set import ALL, FeatureSet, FeatureSetView
-from anyaccel.data.ragged_columns import padding_of
 from anyaccel.data.roles import ROLES, Names, listed
 from anyaccel.data.rows import Rows
 from anyaccel.data.transforms import Transforms, transform_columns
