@@ -13,6 +13,7 @@ from anyaccel.graph import shape_inference as node_values
 from anyaccel.graph.nodes import ConcatNode
 from anyaccel.graph.resolve import Request, resolve
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.segment import OutputSpec, TensorSpec
 
 
 @pytest.fixture
@@ -154,8 +155,13 @@ def test_vectors_of_integers_are_joined_once_they_are_floating(data, mlp):
         ([("a",), ("b", "c")], ("n.a", "n.b.c")),
     ],
 )
-def test_outputs_are_named_by_their_paths(paths, names, mlp, data):
-    assert node_values.output_names(ModelNode("n", mlp(), data.reference("x")), paths) == names
+def test_outputs_are_named_by_their_paths(paths, names, mlp, data, monkeypatch):
+    returned = [OutputSpec(path, TensorSpec((2,), "float32")) for path in paths]
+    monkeypatch.setattr(NumpyBackend, "infer_outputs", lambda *args: returned)
+    graph = ModelGraph([ModelNode("n", mlp(), data.reference("x"))]).build()
+    assert graph.shapes.outputs["n"] == names
+    assert all(graph.shapes.specs[name].shape == (2,) for name in names)
+    assert graph.shapes.aliases == ({"n.logits": "n"} if paths == [("logits",)] else {})
 
 
 def test_a_loss_from_an_output_needs_one_that_exists(mlp, data):

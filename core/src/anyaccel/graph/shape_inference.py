@@ -134,36 +134,7 @@ def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
         AnyaccelError: no model can be created from an object.
     """
     order = topology.topological(nodes)
-    frameworks = _frameworks(nodes, order, registry)
-    if len(set(frameworks.values())) > 1:
-        share_while_building(frameworks.values(), registry)
-    backends = {label: registry.computing(framework) for label, framework in frameworks.items()}
-    # Replace models by what their backend wraps them in; nodes that share a model share the wrapper.
-    wrapped: dict[int, Any] = {}
-    for label, node in nodes.items():
-        if isinstance(node, ModelNode):
-            model = node.model
-            if id(model) not in wrapped:
-                try:
-                    with _named_framework(node):
-                        wrapped[id(model)] = backends[label].wrap(model)
-                except GraphError as error:
-                    prefix = "" if error.problem.startswith("node ") else f"node {label!r}: "
-                    raise type(error)(
-                        prefix + error.problem, available=error.available, hint=error.hint
-                    ) from error.__cause__
-            node.model = wrapped[id(model)]
-    with left_contexts(backends.values()):
-        return _Inference(nodes, order, frameworks, backends, seed).run()
-
-
-# -- frameworks --------------------------------------------------------------------------------------------------------
-
-
-def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Registry) -> dict[str, str]:
-    """Return the framework of each node: of a ConcatNode that of its consumer, otherwise of its source, otherwise
-    NumPy.
-    """
+    # The framework of a ConcatNode is that of its consumer, otherwise of its source, otherwise NumPy.
     frameworks: dict[str, str] = {}
     for label in order:
         node = nodes[label]
@@ -177,7 +148,46 @@ def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Regis
         if not frameworks[label]:
             before = [frameworks[other] for other in topology.parents(nodes[label], nodes)]
             frameworks[label] = next(filter(None, before), "numpy")
-    return frameworks
+    if len(set(frameworks.values())) > 1:
+        share_while_building(frameworks.values(), registry)
+    # Replace models by what their backend wraps them in; nodes that share a model share the wrapper.
+    backends: dict[str, ComputingBackend] = {}
+    wrapped: dict[int, Any] = {}
+    unfitted: list[str] = []
+    for label, node in nodes.items():
+        backend = backends[label] = registry.computing(frameworks[label])
+        if isinstance(node, ModelNode):
+            model = node.model
+            if id(model) not in wrapped:
+                try:
+                    with _named_framework(node):
+                        wrapped[id(model)] = backend.wrap(model)
+                except GraphError as error:
+                    prefix = "" if error.problem.startswith("node ") else f"node {label!r}: "
+                    raise type(error)(
+                        prefix + error.problem, available=error.available, hint=error.hint
+                    ) from error.__cause__
+            node.model = wrapped[id(model)]
+        if not node.kind.has_outputs:
+            unfitted.append(label)
+    shapes = Shapes(order=tuple(order), frameworks=frameworks, backends=backends, unfitted=tuple(unfitted))
+    with left_contexts(backends.values()):
+        for label in reversed(order):
+            node = nodes[label]
+            if isinstance(node, ModelNode):
+                with _named_framework(node):
+                    shapes.dtypes[label] = backends[label].dtype_of(node.model)
+            else:
+                dtypes = (shapes.dtypes.get(other) for other in topology.consumers(label, nodes))
+                shapes.dtypes[label] = next(filter(None, dtypes), None)
+        for label in order:
+            if all(map(shapes.outputs.get, topology.parents(nodes[label], nodes))):
+                _infer_node(label, nodes, shapes, seed)
+            else:  # it depends on an estimator that is not fitted
+                shapes.inputs[label] = shapes.outputs[label] = ()
+        if len(nodes) > 1:
+            check_data_formats(nodes, backends, shapes.specs)
+    return shapes
 
 
 def _framework(node: ModelNode, registry: Registry) -> str:
@@ -190,7 +200,13 @@ def _framework(node: ModelNode, registry: Registry) -> str:
             return registry.owner(node.model)
         except NoBackendError:
             # Models of known frameworks may have a `fit`, too, whether a plugin is installed or not.
-            model = None if hint_of(type(node.model)) is not None else _made_of(node)
+            if hint_of(type(node.model)) is not None:
+                raise
+            made = (make(node.model) for make in extensions("node_models"))
+            model = next((model for model in made if model is not None), None)
+            if model is None and is_like_an_estimator(node.model) and not named(NAMES, "Estimator"):
+                what = f"node {node.label!r}: what fits and predicts with a {type(node.model).__name__}"
+                raise missing(home_of(NAMES, "Estimator"), what) from None
             if model is None:
                 raise
         node.model = model
@@ -199,16 +215,6 @@ def _framework(node: ModelNode, registry: Registry) -> str:
         raise
     except AnyaccelError as error:
         raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None
-
-
-def _made_of(node: ModelNode) -> Any:
-    """Return the model that an extension creates from the object of a node; None if none does."""
-    made = (make(node.model) for make in extensions("node_models"))
-    model = next((model for model in made if model is not None), None)
-    if model is None and is_like_an_estimator(node.model) and not named(NAMES, "Estimator"):
-        what = f"node {node.label!r}: what fits and predicts with a {type(node.model).__name__}"
-        raise missing(home_of(NAMES, "Estimator"), what) from None
-    return model
 
 
 @contextmanager
@@ -235,142 +241,118 @@ def _named_framework(node: ModelNode) -> Iterator[None]:
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-class _Inference:
-    """One inference: goes through the nodes in topological order, and fills `shapes`."""
+def _infer_node(label: str, nodes: Mapping[str, Node], shapes: Shapes, seed: int) -> None:
+    """Add the values of a node to the shapes of those before it."""
+    node, backend = nodes[label], shapes.backends[label]
+    for upstream in node.upstreams if shapes.training_only else ():
+        if isinstance(upstream, str) and upstream in shapes.training_only.get(upstream.partition(".")[0], ()):
+            raise GraphError(
+                f"node {label!r} takes {upstream!r}, an output that exists only in training",
+                hint="move the following computation into the model, and put the loss on its output",
+            )
+    shapes.inputs[label] = input_names(node, shapes.outputs, shapes.aliases, shapes.specs)
+    names_of_outputs = None
+    if isinstance(node, ModelNode):
+        check_call(node, backend)
+        shapes.arguments[label], names_of_outputs = node.arguments, node.outputs
+    returned = _returned(node, nodes, shapes, seed)
+    outputs = with_batch(returned)
+    extra: Sequence[OutputSpec] = ()
+    if isinstance(node, ModelNode) and 0 < len(outputs) < len(names_of_outputs or ()):
+        training = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
+        extra = named_beyond(node, returned, training)  # what it names beyond the outputs of evaluation
+    every = [*outputs, *extra]
+    if every and names_of_outputs is not None and len(names_of_outputs) != len(every):
+        raise GraphError(
+            f"node {label!r} names {len(names_of_outputs)} outputs, but its model returns {len(every)}",
+            hint="name all outputs, or none",
+        )
+    names: list[str] = []
+    for i, output in enumerate(every):
+        path = f"{label}.{names_of_outputs[i] if names_of_outputs else path_name(output.path)}"
+        names.append(label if len(every) == 1 and names_of_outputs is None else path)
+        shapes.specs[names[i]] = output.spec
+    if names == [label] and outputs[0].path:
+        shapes.aliases[path] = label
+    shapes.outputs[label] = tuple(names[: len(outputs)])
+    if extra:
+        shapes.training_only[label] = tuple(names[len(outputs) :])
+    shapes.returned[label] = tuple(returned)
+    if isinstance(node, ModelNode) and shapes.dtypes[label] is None:
+        shapes.dtypes[label] = backend.dtype_of(node.model)
 
-    def __init__(
-        self,
-        nodes: Mapping[str, Node],
-        order: Sequence[str],
-        frameworks: Mapping[str, str],
-        backends: Mapping[str, ComputingBackend],
-        seed: int,
-    ) -> None:
-        self._nodes, self._seed = nodes, seed
-        unfitted = tuple(label for label, node in nodes.items() if not node.kind.has_outputs)
-        self._shapes = Shapes(order=tuple(order), frameworks=frameworks, backends=backends, unfitted=unfitted)
 
-    def run(self) -> Shapes:
-        shapes = self._shapes
-        for label in reversed(shapes.order):
-            node = self._nodes[label]
-            if isinstance(node, ModelNode):
-                with _named_framework(node):
-                    shapes.dtypes[label] = shapes.backends[label].dtype_of(node.model)
-            else:
-                dtypes = (shapes.dtypes.get(other) for other in topology.consumers(label, self._nodes))
-                shapes.dtypes[label] = next(filter(None, dtypes), None)
-        for label in shapes.order:
-            node, backend = self._nodes[label], shapes.backends[label]
-            if not all(shapes.outputs[parent] for parent in topology.parents(node, self._nodes)):
-                shapes.inputs[label] = shapes.outputs[label] = ()  # it depends on an estimator that is not fitted
-                continue
-            for upstream in (upstream for upstream in node.upstreams if isinstance(upstream, str)):
-                if upstream in shapes.training_only.get(upstream.partition(".")[0], ()):
-                    raise GraphError(
-                        f"node {label!r} takes {upstream!r}, an output that exists only in training",
-                        hint="move the following computation into the model, and put the loss on its output",
-                    )
-            shapes.inputs[label] = input_names(node, shapes.outputs, shapes.aliases, shapes.specs)
-            if isinstance(node, ModelNode):
-                check_call(node, backend)
-                shapes.arguments[label] = node.arguments
-            returned = self._results(node)
-            outputs = with_batch(returned)
-            extra: Sequence[OutputSpec] = ()
-            if isinstance(node, ModelNode) and 0 < len(outputs) < len(node.outputs or ()):
-                training = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
-                extra = named_beyond(node, returned, training)  # what it names beyond the outputs of evaluation
-            every = [*outputs, *extra]
-            names = output_names(node, [output.path for output in every]) if every else ()
-            shapes.specs.update(zip(names, (output.spec for output in every), strict=True))
-            shapes.outputs[label] = names[: len(outputs)]
-            if extra:
-                shapes.training_only[label] = names[len(outputs) :]
-            shapes.returned[label] = tuple(returned)
-            if names == (label,) and outputs[0].path:
-                shapes.aliases[f"{label}.{path_name(outputs[0].path)}"] = label
-            if isinstance(node, ModelNode) and shapes.dtypes[label] is None:
-                shapes.dtypes[label] = backend.dtype_of(node.model)
-        if len(self._nodes) > 1:
-            check_data_formats(self._nodes, shapes.backends, shapes.specs)
-        return shapes
+def _returned(node: Node, nodes: Mapping[str, Node], shapes: Shapes, seed: int) -> Sequence[OutputSpec]:
+    """Return the outputs of a node's model for zeros or, if it does not accept these, for samples of the data.
 
-    def _results(self, node: Node) -> Sequence[OutputSpec]:
-        """Return the outputs of a node's model for zeros or, if it does not accept these, for samples of the data."""
-        try:
-            return self._lifted_if_needed(node)
-        except ShapeError:
-            if not isinstance(node, ModelNode) or not node.kind.tries_other_inputs:
-                raise
-            examples = self._shapes.examples[node.label] = example_columns(node)
-            if not examples:
-                raise
-        return self._lifted_if_needed(node)
-
-    def _lifted_if_needed(self, node: Node) -> Sequence[OutputSpec]:
-        """Return the outputs of a node's model; scalar columns enter as [1] if the model does not accept them
-        otherwise.
-        """
-        shapes, label = self._shapes, node.label
-        try:
-            return self._called(node)
-        except ShapeError as refused:
-            scalars = [
-                shapes.specs[name]
-                for name in shapes.inputs[label]
-                if not shapes.is_computed(name) and not shapes.specs[name].shape
-            ]
-            if not scalars or not isinstance(node, ModelNode) or not node.kind.tries_other_inputs:
-                raise
+    In both cases, scalar columns enter as [1] if the model does not accept them otherwise.
+    """
+    label = node.label
+    try:
+        return _called(node, nodes, shapes, seed)
+    except ShapeError as error:
+        if not isinstance(node, ModelNode) or not node.kind.tries_other_inputs:
+            raise
+        scalars = [
+            shapes.specs[name]
+            for name in shapes.inputs[label]
+            if not shapes.is_computed(name) and not shapes.specs[name].shape
+        ]
+        if scalars:
             shapes.lifted.add(label)
             try:
-                return self._called(node)
+                return _called(node, nodes, shapes, seed)
             except ShapeError as again:  # it says more where it is the dtype that does not fit
                 shapes.lifted.discard(label)
-                raise refused if all(is_floating(spec.dtype) for spec in scalars) else again from None
-
-    def _called(self, node: Node) -> Sequence[OutputSpec]:
-        """Return the outputs of a node for its inputs as they are.
-
-        Raises:
-            AnyaccelError: the model does not accept them.
-        """
-        specs, backend = self._shapes.wanted(node.label), self._shapes.backends[node.label]
-        if isinstance(node, ConcatNode):
-            return [OutputSpec((), concatenated(node, specs))]
-        try:
-            with _named_framework(node):
-                key = rng.key(self._seed, "weights", node.label)
-                return backend.infer_outputs(node.model, specs, node.arguments, key)
-        except EstimatorError as error:
-            raise EstimatorError(
-                f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
-            ) from error.__cause__
-        except (GraphError, MoveError) as error:
-            if isinstance(error, GraphError) and not isinstance(error, ShapeError):  # the model's own code failed
-                problem = f"node {node.label!r}: {error.problem}"
-                raise GraphError(problem, available=error.available, hint=error.hint) from error.__cause__
-            feeds = ", ".join(up if isinstance(up, str) else features_of(up).shown for up in node.upstreams)
-            problem = f"node {node.label!r} does not accept {', '.join(map(str, specs))} from {feeds}: {error.problem}"
-            hint = self._cast_hint(node.label) or error.hint
-            raise type(error)(problem, available=error.available, hint=hint) from error.__cause__
-        except AnyaccelError:
+                refused = error if all(is_floating(spec.dtype) for spec in scalars) else again
+        examples = {} if label in shapes.examples else example_columns(node)
+        if not examples and not scalars:
             raise
-        except Exception as error:  # ENVIRONMENT_ERRORS
-            error.add_note(f"raised while building node {node.label!r} and trying it with two small batches")
-            raise
+        if not examples:
+            raise refused from refused.__cause__
+    shapes.examples[label] = examples
+    return _returned(node, nodes, shapes, seed)
 
-    def _cast_hint(self, label: str) -> str:
-        """Return what to do if a node may refuse the dtype of an estimator's floating output."""
-        dtype = self._shapes.dtypes[label]
-        for other in topology.parents(self._nodes[label], self._nodes):
-            spec = self._shapes.specs.get(other)
+
+def _called(node: Node, nodes: Mapping[str, Node], shapes: Shapes, seed: int) -> Sequence[OutputSpec]:
+    """Return the outputs of a node for its inputs as they are.
+
+    Raises:
+        AnyaccelError: the model does not accept them.
+    """
+    label = node.label
+    specs = shapes.wanted(label)
+    if isinstance(node, ConcatNode):
+        return [OutputSpec((), concatenated(node, specs))]
+    try:
+        with _named_framework(node):
+            key = rng.key(seed, "weights", label)
+            return shapes.backends[label].infer_outputs(node.model, specs, node.arguments, key)
+    except EstimatorError as error:
+        raise EstimatorError(
+            f"node {label!r}: {error.problem}", available=error.available, hint=error.hint
+        ) from error.__cause__
+    except (GraphError, MoveError) as error:
+        if isinstance(error, GraphError) and not isinstance(error, ShapeError):  # the model's own code failed
+            problem = f"node {label!r}: {error.problem}"
+            raise GraphError(problem, available=error.available, hint=error.hint) from error.__cause__
+        feeds = ", ".join(up if isinstance(up, str) else features_of(up).shown for up in node.upstreams)
+        problem = f"node {label!r} does not accept {', '.join(map(str, specs))} from {feeds}: {error.problem}"
+        hint = error.hint
+        dtype = shapes.dtypes[label]
+        for other in topology.parents(node, nodes):  # an estimator's floating output may have the wrong dtype
+            spec = shapes.specs.get(other)
             if spec is not None and is_floating(spec.dtype) and dtype is not None and dtype != spec.dtype:
-                hint = self._nodes[other].kind.dtype_hint(other, dtype)
-                if hint:
-                    return hint
-        return ""
+                cast_hint = nodes[other].kind.dtype_hint(other, dtype)
+                if cast_hint:
+                    hint = cast_hint
+                    break
+        raise type(error)(problem, available=error.available, hint=hint) from error.__cause__
+    except AnyaccelError:
+        raise
+    except Exception as error:  # ENVIRONMENT_ERRORS
+        error.add_note(f"raised while building node {label!r} and trying it with two small batches")
+        raise
 
 
 # -- concatenation: what a ConcatNode gives for inputs of known specs --------------------------------------------------
@@ -623,26 +605,6 @@ def path_name(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-# -- outputs -----------------------------------------------------------------------------------------------------------
-
-
-def output_names(node: Node, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return names of a node's outputs, from their paths: the label for one, `label.PATH` for several.
-
-    Raises:
-        GraphError: the node names another number of outputs.
-    """
-    names = node.outputs if isinstance(node, ModelNode) else None
-    if names is not None and len(names) != len(paths):
-        raise GraphError(
-            f"node {node.label!r} names {len(names)} outputs, but its model returns {len(paths)}",
-            hint="name all outputs, or none",
-        )
-    if len(paths) == 1 and names is None:
-        return (node.label,)
-    return tuple(f"{node.label}.{name}" for name in (names or map(path_name, paths)))
-
-
 # -- inputs ------------------------------------------------------------------------------------------------------------
 
 
@@ -713,87 +675,67 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
             argument than that of its name.
     """
     node.kind.check_inputs(node)
-    by_name = node.arguments and not is_positional(node.arguments)
     if any(batch_axes_of(node.arguments)) and not getattr(backend, "moves_batch_axis", False):
         raise GraphError(
             f"node {node.label!r}: {backend.framework} calls models with the batch on the first axis",
             hint="leave batch_axis out, and move the axis in the model",
         )
+    by_name = node.arguments and not is_positional(node.arguments)
     if by_name and not backend.calls_by_keyword:
         raise GraphError(
             f"node {node.label!r}: {backend.framework} calls models with positional arguments only",
             hint="pass a flat list of upstreams, in the order of the model's inputs",
         )
     signature = backend.signature(node.model)
-    if signature is not None and by_name:
-        parameters = signature.parameters.values()
-        taken = [
-            parameter
-            for parameter in parameters
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        ]
-        known, passed = [parameter.name for parameter in taken], {path[0] for path in node.arguments}
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        for path in node.arguments:
-            if isinstance(path[0], str) and path[0] not in known and not takes_any:
+    if signature is None:
+        return
+    parameters = signature.parameters
+    if by_name:
+        known = [name for name, it in parameters.items() if it.kind in (it.POSITIONAL_OR_KEYWORD, it.KEYWORD_ONLY)]
+        takes_any = any(it.kind is it.VAR_KEYWORD for it in parameters.values())
+        passed = [path[0] for path in node.arguments]
+        for name in passed:
+            if isinstance(name, str) and name not in known and not takes_any:
                 raise GraphError(
-                    f"node {node.label!r}: its model has no input {path[0]!r}",
+                    f"node {node.label!r}: its model has no input {name!r}",
                     available=", ".join(known),
-                    hint=did_you_mean(path[0], known, "use one of these names"),
+                    hint=did_you_mean(name, known, "use one of these names"),
                 )
-        missing = [
-            parameter.name
-            for parameter in taken
-            if parameter.default is parameter.empty and parameter.name not in passed
-        ]
+        missing = [name for name in known if parameters[name].default is inspect.Parameter.empty and name not in passed]
         if missing and not any(isinstance(name, int) for name in passed):
             raise GraphError(
                 f"node {node.label!r}: its model needs the input {missing[0]!r}, which is missing",
                 available=", ".join(known),
                 hint=f"add it: {{{missing[0]!r}: feature_set.reference(...), ...}}",
             )
-    elif signature is not None:
-        _check_positions(node, signature)
-
-
-def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
-    """Refuse a column at the position of one argument that has the name of another, and several without a position."""
-    parameters = signature.parameters.values()
-    by_keyword = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
-    ]
-    if by_keyword and len(by_keyword) == len(signature.parameters):
+        return
+    positional, by_keyword = [], []
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            positional.append(name)
+        elif parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            by_keyword.append(name)
+    if by_keyword and len(by_keyword) == len(parameters):
         raise GraphError(
             f"node {node.label!r}: its model takes its inputs by name, but they are passed by position",
             available=", ".join(by_keyword),
             hint=f"pass a dict: {{{', '.join(f'{name!r}: ...' for name in by_keyword)}}}",
         )
-    positional = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    columns = [
-        upstream.features
-        for upstream in node.upstreams
-        if isinstance(upstream, Reference) and len(upstream.features) == 1
-    ]
-    if len(columns) < len(node.upstreams) or len(columns) < 2:
-        return
-    names = [features[0] for features in columns]
-    if len(set(names)) < len(names):  # streams of a sampler: a column has several places
-        return
-    for taken, name in zip(positional, names, strict=False):
-        if name != taken and name in signature.parameters:
-            inputs = ", ".join(f"{name!r}: ..." for name in names)
-            raise GraphError(
-                f"node {node.label!r}: the column {name!r} would be the argument {taken!r} of its "
-                f"model, but the model has an argument {name!r}",
-                available=f"arguments in this order: {', '.join(positional)}",
-                hint=f"pass the inputs by name: {{{inputs}}}",
-            )
+    columns = []
+    for upstream in node.upstreams:
+        if isinstance(upstream, Reference) and len(upstream.features) == 1:
+            columns.append(upstream.features[0])
+    # Streams of a sampler take one column at several places.
+    if 1 < len(columns) == len(node.upstreams) and len(set(columns)) == len(columns):
+        for taken, name in zip(positional, columns, strict=False):
+            if name != taken and name in parameters:
+                inputs = ", ".join(f"{name!r}: ..." for name in columns)
+                raise GraphError(
+                    f"node {node.label!r}: the column {name!r} would be the argument {taken!r} of its "
+                    f"model, but the model has an argument {name!r}",
+                    available=f"arguments in this order: {', '.join(positional)}",
+                    hint=f"pass the inputs by name: {{{inputs}}}",
+                )
 
 
 # -- Memory sharing: frameworks of one graph that use the same device are told to leave memory to each other -----------
