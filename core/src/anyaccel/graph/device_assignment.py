@@ -117,19 +117,20 @@ class DeviceAssigner:
         labels = [label for label in self.shapes.order if label in active]
         models = [node for label in labels if isinstance(node := self.nodes[label], ModelNode)]
         chosen = self._by_policy(self.request.policy, models) if self.request.policy else {}
-        assigned = {node.label: self._model(node, chosen.get(node.label)) for node in models}
-        _check_shared(models, assigned)
+        assigned: dict[str, Assignment] = {}
+        first: dict[int, ModelNode] = {}
+        for node in models:
+            assigned[node.label] = self._placed(node.label, node, chosen.get(node.label))
+            other = first.setdefault(id(node.model), node)
+            if other is not node:
+                self._check_shared(other, node, assigned)
         for label in reversed(labels):
             if label not in assigned:
                 around = [*topology.consumers(label, self.nodes), *topology.parents(self.nodes[label], self.nodes)]
                 neighbours = [assigned[other] for other in around if other in assigned]
-                framework = self.shapes.frameworks[label]
-                same = [other for other in neighbours if other.framework == framework]
+                same = [other for other in neighbours if other.framework == self.shapes.frameworks[label]]
                 if not neighbours:
-                    wanted, reason = precedence(None, self.request.accelerator)
-                    assigned[label] = self._settled(
-                        label, self._on_one_device(wanted, reason, framework), reason, wanted.spec
-                    )
+                    assigned[label] = self._placed(label)
                 else:
                     near = (same or neighbours)[0]
                     assigned[label] = self._on(
@@ -159,76 +160,76 @@ class DeviceAssigner:
             hint=otherwise if serving else kind_hint(device.kind, {device.kind for device in devices}, otherwise),
         )
 
-    def _model(self, node: ModelNode, chosen: Device | None) -> Assignment:
-        framework = self.shapes.frameworks[node.label]
-        asked, reason = precedence(node.accelerator, self.request.accelerator)
-        requested = f"{DEFAULT_DEVICE}={asked.spec}" if reason == "environment" else asked.spec
-        wanted = self._on_one_device(asked, reason, framework)
-        if chosen is not None and reason != "node":
-            wanted, reason, requested = Accelerator(chosen), "policy", self.request.policy or ""
-        specs = self.shapes.backends[node.label].parameters(node.model).values()
-        settled = self._settled(node.label, wanted, reason, requested)
-        return replace(
-            settled,
-            frozen=node.frozen,
-            parameters=sum(math.prod(spec.shape) for spec in specs),
-            nbytes=sum(spec.nbytes for spec in specs),
-            rejected=tuple(self._rejected(node, reason, settled, wanted.device.kind, chosen is not None)),
-        )
+    def _placed(self, label: str, node: ModelNode | None = None, chosen: Device | None = None) -> Assignment:
+        """Return the assignment of a model, or of a node without neighbours, to what is requested for it, or to the CPU
+        where that is allowed; with the other devices that the node might have had, and why it has none of them.
 
-    def _on_one_device(self, wanted: Accelerator, reason: str, framework: str) -> Accelerator:
-        if self.request.devices and reason != "node":
-            return wanted.at(self.request.devices[0])
-        return wanted.on_one_device(framework, known=self.registry)
-
-    def _rejected(
-        self, node: ModelNode, decider: str, settled: Assignment, kind: str, is_chosen: bool
-    ) -> Iterator[Rejection]:
-        """Yield the devices that a node might have had, and why it has another one.
-
-        `decider` is the level before a fallback, `kind` is the kind of the requested device.
+        Args:
+            label: Label of the node.
+            node: The node, if it has a model.
+            chosen: The device that the placement policy chose.
         """
-        environment = os.environ.get(DEFAULT_DEVICE, "").strip()
-        asked = {"node": node.accelerator, "phase": self.request.accelerator}
-        requests = {level: accelerator.spec for level, accelerator in asked.items() if accelerator is not None}
-        if is_chosen:
-            requests["policy"] = str(self.request.policy)
-        if environment:
-            requests["environment"] = environment
-        if settled.reason == "fallback":
-            why = f"no installed plugin runs {settled.framework} on {kind}"
-            yield Rejection(decider, requests[decider], why)
-        accelerator = asked.get(decider) or (Accelerator(environment) if decider == "environment" else None)
-        if accelerator is not None and not USUAL.fullmatch(accelerator.spec):  # not one device alone
-            every = sorted({backend.framework for backend in self.shapes.backends.values()})
-            frameworks = every if decider == "phase" else [settled.framework]
-            written = Accelerator(accelerator.spec)  # this one may have its device by now
-            candidates = written.refused(
-                frameworks, self.registry, of_all=decider != "phase", strict=self.request.strict
-            )
-            for candidate, why in candidates[:_MOST]:
-                yield Rejection(decider, candidate, why)
-        if decider in LEVELS:
-            for level in LEVELS[LEVELS.index(decider) + 1 :]:
-                if level in requests:
-                    yield Rejection(level, requests[level], f"{_FIRST[decider]} comes first")
-
-    def _settled(self, label: str, wanted: Accelerator, reason: str, requested: str) -> Assignment:
-        """Return the assignment for a request, or on the CPU where that is allowed."""
-        framework = self.shapes.frameworks[label]
-        if (
-            reason in ("phase", "environment")
-            and not self.request.strict
-            and not self.registry.serves(framework, wanted.device.kind)
-        ):
+        request, framework = self.request, self.shapes.frameworks[label]
+        own = None if node is None else node.accelerator
+        written, level = precedence(own, request.accelerator)  # as it was requested, and at which level
+        requested = f"{DEFAULT_DEVICE}={written.spec}" if level == "environment" else written.spec
+        if request.devices and level != "node":
+            wanted = written.at(request.devices[0])
+        else:
+            wanted = written.on_one_device(framework, known=self.registry)
+        if chosen is not None and level != "node":
+            wanted, level, requested = Accelerator(chosen), "policy", request.policy or ""
+        kind, reason = wanted.device.kind, level
+        if level in ("phase", "environment") and not request.strict and not self.registry.serves(framework, kind):
             wanted, reason = Accelerator("cpu"), "fallback"
         try:
             self.registry.serving(framework, wanted.device, vendor=wanted.vendor)
         except (FrameworkError, DeviceUnavailableError) as error:
-            chosen = f" (the policy {requested!r} chose it)" if reason == "policy" else ""
-            problem = f"node {label!r}: {error.problem}{chosen}"
+            by_policy = f" (the policy {requested!r} chose it)" if reason == "policy" else ""
+            problem = f"node {label!r}: {error.problem}{by_policy}"
             raise type(error)(problem, available=error.available, hint=error.hint) from None
-        return self._on(wanted.device, label, reason=reason, requested=requested, pinned=wanted.pin_memory)
+        placed = self._on(wanted.device, label, reason=reason, requested=requested, pinned=wanted.pin_memory)
+        if node is None:
+            return placed
+        requests = {}  # by level
+        if own is not None:
+            requests["node"] = own.spec
+        if request.accelerator is not None:
+            requests["phase"] = request.accelerator.spec
+        if chosen is not None:
+            requests["policy"] = str(request.policy)
+        if environment := os.environ.get(DEFAULT_DEVICE, "").strip():
+            requests["environment"] = environment
+        rejected = []
+        if reason == "fallback":
+            rejected.append(Rejection(level, requests[level], f"no installed plugin runs {framework} on {kind}"))
+        if level not in ("policy", "default") and not USUAL.fullmatch(written.spec):  # not one device alone
+            every = sorted({backend.framework for backend in self.shapes.backends.values()})
+            candidates = Accelerator(written.spec).refused(  # the object may have its device by now
+                every if level == "phase" else [framework],
+                self.registry,
+                of_all=level != "phase",
+                strict=request.strict,
+            )
+            rejected += [Rejection(level, candidate, why) for candidate, why in candidates[:_MOST]]
+        for later in LEVELS[LEVELS.index(level) + 1 :] if level in LEVELS else ():
+            if later in requests:
+                rejected.append(Rejection(later, requests[later], f"{_FIRST[level]} comes first"))
+        sharding = ""  # of a training: what the node says, else the phase
+        if request.training and node.kind.fixed:
+            refuse_settings(node, "sharding")
+        elif request.training:
+            sharding = node.sharding or request.sharding or ""
+        parameters = self.shapes.backends[label].parameters(node.model).values()
+        return replace(
+            placed,
+            sharding=sharding,
+            sharding_reason=("node" if node.sharding else "phase") if sharding else "",
+            frozen=node.frozen,
+            parameters=sum(math.prod(spec.shape) for spec in parameters),
+            nbytes=sum(spec.nbytes for spec in parameters),
+            rejected=tuple(rejected),
+        )
 
     def _on(self, device: Device, label: str, *, reason: str, requested: str, pinned: bool) -> Assignment:
         """Return the assignment of a node to a device that its framework supports."""
@@ -245,6 +246,32 @@ class DeviceAssigner:
             requested=requested,
             pinned=pinned,
         )
+
+    def _check_shared(self, other: ModelNode, node: ModelNode, assigned: Mapping[str, Assignment]) -> None:
+        """Check that two nodes that share a model agree on everything that belongs to the model."""
+        pair = f"nodes {other.label!r} and {node.label!r} share one model"
+        one, two = assigned[other.label], assigned[node.label]
+        if one.device != two.device:
+            raise GraphError(
+                f"{pair} but request two devices, {one.device} and {two.device}",
+                hint="set the same accelerator on both",
+            )
+        if any(getattr(other, name) != getattr(node, name) for name in ("frozen", "frozen_mode", "modes", "optimizer")):
+            raise GraphError(
+                f"{pair} but differ in frozen, its mode, modes or optimizer",
+                hint="use the same mode, modes and optimizer for both, and freeze both or neither",
+            )
+        if any(getattr(other, name) != getattr(node, name) for name in LAYOUT_SETTINGS):
+            *names, last = LAYOUT_SETTINGS
+            raise GraphError(
+                f"{pair} but differ in {', '.join(names)} or {last}", hint="use the same values for both nodes"
+            )
+        if (one.sharding or "none") != (two.sharding or "none"):
+            raise GraphError(
+                f"phase {self.request.phase!r}: nodes {other.label!r} and {node.label!r} share a model, but its "
+                f"parameters are {one.sharding or 'none'!r} in one and {two.sharding or 'none'!r} in the other",
+                hint="use the same sharding for both nodes",
+            )
 
     def _by_policy(self, policy: str, models: Iterable[ModelNode]) -> dict[str, Device]:
         nodes = tuple(
@@ -286,32 +313,6 @@ class DeviceAssigner:
             raise PluginError(f"{whose} returns an invalid device: {error.problem}", hint=hint) from None
 
 
-def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment]) -> None:
-    """Check that nodes that share a model agree on everything that belongs to the model."""
-    first: dict[int, ModelNode] = {}
-    for node in models:
-        other = first.setdefault(id(node.model), node)
-        if other is node:
-            continue
-        pair = f"nodes {other.label!r} and {node.label!r} share one model"
-        devices = assigned[other.label].device, assigned[node.label].device
-        if devices[0] != devices[1]:
-            raise GraphError(
-                f"{pair} but request two devices, {devices[0]} and {devices[1]}",
-                hint="set the same accelerator on both",
-            )
-        if any(getattr(other, name) != getattr(node, name) for name in ("frozen", "frozen_mode", "modes", "optimizer")):
-            raise GraphError(
-                f"{pair} but differ in frozen, its mode, modes or optimizer",
-                hint="use the same mode, modes and optimizer for both, and freeze both or neither",
-            )
-        if any(getattr(other, name) != getattr(node, name) for name in LAYOUT_SETTINGS):
-            *names, last = LAYOUT_SETTINGS
-            raise GraphError(
-                f"{pair} but differ in {', '.join(names)} or {last}", hint="use the same values for both nodes"
-            )
-
-
 # -- Precision assignment: in which precision each node is computed, by one rule: the node's own, else the phase's -----
 
 
@@ -338,62 +339,55 @@ def with_precision(node: Node, assignment: Assignment, request: Request) -> Assi
             hint="remove it from the node, and set it in the step",
         )
     name, reason = (node.precision, "node") if node.precision else (request.precision, "phase")
-    if name:
-        _check_precision(node, assignment, name)
-        assignment = replace(assignment, precision=name, precision_reason=reason)
-    return replace(assignment, recomputed=_recomputed(node, assignment)) if node.remat else assignment
-
-
-def _check_precision(node: ModelNode, assignment: Assignment, name: str) -> None:
+    if not name and not node.remat:
+        return assignment
     backend, framework, device = assignment.backend, assignment.framework, assignment.device
-    problem = f"node {node.label!r} cannot be computed with precision={name!r} on {device}"
     computes = backend.capability(ComputesPrecision)
-    precisions = () if computes is None else computes.precisions
-    if computes is None or name not in precisions:
-        raise CapabilityError(
-            f"{problem}: the plugin of {framework} does not support it",
-            available=", ".join(map(repr, precisions)),
-            hint=f"write precision={precisions[0]!r}" if precisions else "leave precision out",
-        )
-    reason = computes.precision_reason(node.model, name, device)
-    if reason:
-        others = [
-            precision
-            for precision in precisions
-            if precision != name and not computes.precision_reason(node.model, precision, device)
-        ]
-        raise CapabilityError(
-            f"{problem}: {reason}",
-            available=", ".join(map(repr, others)),
-            hint=f"use another one for the node: ModelNode({node.label!r}, ..., precision={others[0]!r})"
-            if others
-            else "leave precision out",
-        )
-    dtype = backend.dtype_of(node.model)
-    if NodePrecision(name).is_mixed and dtype in _NARROW:
-        raise CapabilityError(
-            f"{problem}: its parameters are {dtype}, and mixed precision updates parameters in float32",
-            hint="convert the model to float32, or leave precision out to compute in its own dtype",
-        )
-
-
-def _recomputed(node: ModelNode, assignment: Assignment) -> tuple[str, ...]:
-    backend, remat = assignment.backend, str(node.remat)
-    problem = f"node {node.label!r} has remat={remat!r}"
-    computes = backend.capability(ComputesPrecision)
-    if computes is None:
-        raise CapabilityError(
-            f"{problem}, but the plugin of {assignment.framework} does not support recomputation",
-            hint="leave remat out",
-        )
-    blocks = tuple(computes.remat_blocks(node.model, remat))
-    if not blocks:
-        raise CapabilityError(
-            f"{problem}, but {assignment.framework} finds no such parts in a {type(node.model).__name__}",
-            available="parts of a list or sequence of layers, or those whose names a pattern matches",
-            hint="leave remat out, or use the framework's function in the model",
-        )
-    return blocks
+    if name:
+        problem = f"node {node.label!r} cannot be computed with precision={name!r} on {device}"
+        precisions = () if computes is None else computes.precisions
+        if computes is None or name not in precisions:
+            raise CapabilityError(
+                f"{problem}: the plugin of {framework} does not support it",
+                available=", ".join(map(repr, precisions)),
+                hint=f"write precision={precisions[0]!r}" if precisions else "leave precision out",
+            )
+        why_not = computes.precision_reason(node.model, name, device)
+        if why_not:
+            others = [
+                precision
+                for precision in precisions
+                if precision != name and not computes.precision_reason(node.model, precision, device)
+            ]
+            raise CapabilityError(
+                f"{problem}: {why_not}",
+                available=", ".join(map(repr, others)),
+                hint=f"use another one for the node: ModelNode({node.label!r}, ..., precision={others[0]!r})"
+                if others
+                else "leave precision out",
+            )
+        dtype = backend.dtype_of(node.model)
+        if NodePrecision(name).is_mixed and dtype in _NARROW:
+            raise CapabilityError(
+                f"{problem}: its parameters are {dtype}, and mixed precision updates parameters in float32",
+                hint="convert the model to float32, or leave precision out to compute in its own dtype",
+            )
+        assignment = replace(assignment, precision=name, precision_reason=reason)
+    if node.remat:
+        problem = f"node {node.label!r} has remat={node.remat!r}"
+        if computes is None:
+            raise CapabilityError(
+                f"{problem}, but the plugin of {framework} does not support recomputation", hint="leave remat out"
+            )
+        blocks = tuple(computes.remat_blocks(node.model, node.remat))
+        if not blocks:
+            raise CapabilityError(
+                f"{problem}, but {framework} finds no such parts in a {type(node.model).__name__}",
+                available="parts of a list or sequence of layers, or those whose names a pattern matches",
+                hint="leave remat out, or use the framework's function in the model",
+            )
+        assignment = replace(assignment, recomputed=blocks)
+    return assignment
 
 
 def segment_precision(
@@ -418,18 +412,17 @@ def loss_scale_of(assigned: Mapping[str, Assignment], request: Request) -> LossS
     Raises:
         CapabilityError: a framework of the graph cannot scale losses, and all gradients belong to scaled losses.
     """
-    narrow = [
-        label
-        for label, assignment in assigned.items()
-        if assignment.precision and NodePrecision(assignment.precision).scales_losses
-    ]
-    if not narrow:
+    scaled = ""  # the first node that needs it
+    for label, assignment in assigned.items():
+        if not scaled and assignment.precision and NodePrecision(assignment.precision).scales_losses:
+            scaled = label
+    if not scaled:
         return None
     for assignment in assigned.values():
         computes = assignment.backend.capability(ComputesPrecision)
         if computes is None or "fp16-mixed" not in computes.precisions:
             raise CapabilityError(
-                f"node {narrow[0]!r} is trained in fp16-mixed, which scales all losses, but "
+                f"node {scaled!r} is trained in fp16-mixed, which scales all losses, but "
                 f"the plugin of {assignment.framework}, which computes node {assignment.node!r}, cannot scale them",
                 hint="write precision='bf16-mixed', which needs no loss scale",
             )

@@ -29,7 +29,7 @@ from anyaccel.graph.device_assignment import (
     segment_precision,
 )
 from anyaccel.graph.graph import ModelGraph
-from anyaccel.graph.nodes import ColumnSelection, ModelNode, Node, features_of, layout_of, refuse_settings
+from anyaccel.graph.nodes import ColumnSelection, ModelNode, Node, features_of, layout_of
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
 from anyaccel.graph.shape_inference import (
@@ -41,6 +41,7 @@ from anyaccel.graph.shape_inference import (
     is_floating,
     lifted,
     matched,
+    path_name,
     training_only_inputs,
     values_read,
     with_batch,
@@ -49,6 +50,7 @@ from anyaccel.precision import LossScale
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import (
     LossTerm,
+    NodeState,
     Operation,
     OutputSpec,
     ParameterGroup,
@@ -81,8 +83,14 @@ class _Resolver:
     """One resolution.
 
     Attributes:
+        assigned: Assignments of the nodes that take part, by label.
+        needed_by_losses: Labels of the nodes whose outputs losses take (of all nodes, if steps are the user's own), and
+            of all that they depend on.
+        compared: By node, the other nodes whose outputs its losses take.
+        training_only: By loss, its inputs that exist only in training.
         inputs: Names of each node's input values, with columns in the form that the node takes.
         terms: Terms of the losses.
+        compared_values: Names of the values that they take.
         columns: Columns to load, by name.
         groups: Parameter groups.
         in_training: Labels of the nodes that run in training mode.
@@ -90,83 +98,122 @@ class _Resolver:
     """
 
     def __init__(self, graph: ModelGraph, request: Request, known: Registry) -> None:
-        self._graph = graph
-        self._request = request
-        self._registry = known
-        self._nodes = graph.nodes
-        self._shapes = graph.shapes
-        self._assigned: dict[str, Assignment] = {}
-        self._training_only: dict[str, tuple[str, ...]] = {}
-        if self._shapes.training_only:
-            extra = {name for names in self._shapes.training_only.values() for name in names}
-            self._training_only = training_only_inputs(request.losses, extra)
-            if not request.training:
-                evaluated = tuple(loss for loss in request.losses if loss.label not in self._training_only)
-                self._request = replace(request, losses=evaluated)
-        self._compared: dict[str, list[str]] = {}  # by node: the others whose outputs its losses take
-        loss_nodes: list[str] = []
-        for loss in self._request.losses:
-            loss_nodes.append(loss.on)
-            for text in loss.inputs:
-                label = text.partition(".")[0]
-                if label in self._nodes and label != loss.on:
-                    self._compared.setdefault(loss.on, []).append(label)
-                    loss_nodes.append(label)
-        # Labels of the nodes whose outputs losses take; of all nodes, if steps are the user's own.
-        self._loss_nodes = list(self._nodes) if request.custom_step else loss_nodes
-        self._needed_by_losses: set[str] = set()  # these nodes, and all that they depend on
+        self._graph, self._request, self._registry = graph, request, known
+        self._nodes, self._shapes = graph.nodes, graph.shapes
 
     def resolve(self) -> Resolution:
         """Decide, in order: which nodes take part, where, which are trained, what is loaded, and the segments."""
-        request, active = self._request, self._active()
-        self._assigned = DeviceAssigner(
-            nodes=self._nodes, shapes=self._shapes, registry=self._registry, request=request
-        ).assign(active)
-        for label, assignment in self._assigned.items():
-            node = self._nodes[label]
-            self._assigned[label] = layout_of(node).assign(node, assignment, request, self._registry, self._shapes)
-        loss_scale = None
-        if request.training:
-            self._assigned = with_sharding(self._nodes, self._assigned, request)
-            loss_scale = loss_scale_of(self._assigned, request)
-        table = ColumnTable(request.streams)
-        columns: dict[str, str] = {}
+        request, nodes, shapes = self._request, self._nodes, self._shapes
+        self.training_only: dict[str, tuple[str, ...]] = {}
+        if shapes.training_only:
+            extra = {name for names in shapes.training_only.values() for name in names}
+            self.training_only = training_only_inputs(request.losses, extra)
+            if not request.training:
+                evaluated = tuple(loss for loss in request.losses if loss.label not in self.training_only)
+                request = self._request = replace(request, losses=evaluated)
+
+        # Which nodes take part.
+        if request.training and not request.losses and not request.custom_step:
+            raise PhaseError(
+                f"phase {request.phase!r} trains, but has no loss and no estimator with partial_fit to train",
+                hint=self._training_hint(),
+            )
+        self.compared: dict[str, list[str]] = {}
+        loss_nodes: list[str] = []
+        for loss in request.losses:
+            loss_nodes.append(loss.on)
+            for text in loss.inputs:
+                label = text.partition(".")[0]
+                if label in nodes and label != loss.on:
+                    self.compared.setdefault(loss.on, []).append(label)
+                    loss_nodes.append(label)
         if request.custom_step:
-            check_custom_step(request.phase, list(self._assigned.values()))
-            columns = step_columns(table, self._nodes, self._shapes, self._assigned)
+            loss_nodes = list(nodes)
+        for label in (*request.wants, *loss_nodes):
+            if label not in nodes:
+                raise topology.unknown_node(f"phase {request.phase!r} names the node {label!r}", label, nodes)
+            if not shapes.outputs[label]:
+                unfitted = topology.ancestors([label], nodes) & set(shapes.unfitted)
+                first = next(other for other in shapes.order if other in unfitted)
+                through = "" if first == label else f"{label!r}, which depends on "
+                raise PhaseError(
+                    f"phase {request.phase!r} needs {through}{first!r}, an estimator that is not fitted",
+                    hint=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a loaded state or "
+                    "configuration has no estimators",
+                )
+        self.needed_by_losses = topology.ancestors(loss_nodes, nodes)
+        active = self.needed_by_losses | topology.ancestors(request.wants, nodes)
+
+        # Where they are computed, and how.
+        assigner = DeviceAssigner(nodes=nodes, shapes=shapes, registry=self._registry, request=request)
+        self.assigned = assigner.assign(active)
+        for label, assignment in self.assigned.items():
+            node = nodes[label]
+            self.assigned[label] = layout_of(node).assign(node, assignment, request, self._registry, shapes)
+
+        # Which of them are trained, and the values through which gradients flow.
         in_training = self._in_training() if request.training else []
-        trained = [
-            label for label in in_training if self._assigned[label].parameters and not self._assigned[label].frozen
-        ]
+        trained = []
+        for label in in_training:
+            if self.assigned[label].parameters and not self.assigned[label].frozen:
+                trained.append(label)
+        live_nodes: set[str] = set()
+        live: set[str] = set()
+        for label in self.assigned if trained else ():
+            if label not in self.needed_by_losses:
+                continue
+            before = live_nodes & set(topology.parents(nodes[label], nodes))
+            if before and not getattr(self._model(label), "differentiable", True):
+                raise GraphError(
+                    f"node {label!r} is not differentiable and is between a loss and {', '.join(sorted(before))}, "
+                    "which is trained",
+                    hint="freeze the nodes before it, or remove losses that depend on it",
+                )
+            if label in trained or before:
+                live_nodes.add(label)
+                live.update(shapes.outputs[label], shapes.training_only.get(label, ()))
+        self.in_training, self.live = frozenset(in_training), frozenset(live)
+
+        # What is loaded, and what losses compare.
+        table = ColumnTable(request.streams)
+        step_names: dict[str, str] = {}
+        if request.custom_step:
+            check_custom_step(request.phase, list(self.assigned.values()))
+            step_names = step_columns(table, nodes, shapes, self.assigned)
         self.inputs: dict[str, tuple[str, ...]] = {}
-        for label, assignment in self._assigned.items():
+        for label, assignment in self.assigned.items():
             names: list[str] = []
-            for upstream in self._nodes[label].upstreams:
+            for upstream in nodes[label].upstreams:
                 if isinstance(upstream, Reference):
-                    names.append(feature_column(table, upstream, self._shapes, assignment).name)
+                    names.append(feature_column(table, upstream, shapes, assignment).name)
                 else:
-                    names.extend((upstream,) if "." in upstream else self._shapes.outputs[upstream])
+                    names.extend((upstream,) if "." in upstream else shapes.outputs[upstream])
             self.inputs[label] = tuple(names)
-        binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
-        self.terms = tuple(map(binder.term, self._request.losses))
-        self.columns = {column.name: column for column in table.columns}
+        self.terms = tuple(map(LossBinder(nodes, shapes, self.assigned, table).term, request.losses))
+        self.compared_values = {name for term in self.terms for name in term.inputs}
+        columns = tuple(table.columns.values())
+        self.columns = {column.name: column for column in columns}
+
+        # The segments, and the values that cross between them or between devices.
         self.groups = self._groups(trained)
-        self.in_training, self.live = frozenset(in_training), self._live(trained)
-        segments, parts, backends = [], [], []
+        loss_scale = loss_scale_of(self.assigned, request) if request.training else None
+        segments, parts, backends, places = [], [], [], set()
         for i, labels in enumerate(self._cut()):
-            first = self._assigned[labels[0]]
-            segments.append(self._segment(f"{first.framework}:{i}", labels, loss_scale))
-            parts.append(Part(segments[i].label, first.framework, tuple(labels)))
-            backends.append(first.backend)
-        crossings: Iterable[Crossing] = ()
-        if len({(assignment.framework, assignment.device) for assignment in self._assigned.values()}) > 1:
-            crossings = Crossings(self._assigned, self._shapes, self.live, self._registry).of(segments)
+            assignment = self.assigned[labels[0]]
+            segments.append(self._segment(f"{assignment.framework}:{i}", labels, loss_scale))
+            parts.append(Part(segments[i].label, assignment.framework, tuple(labels)))
+            backends.append(assignment.backend)
+        for assignment in self.assigned.values():
+            places.add((assignment.framework, assignment.device))
+        crossings: tuple[Crossing, ...] = ()
+        if len(places) > 1:
+            crossings = tuple(crossings_of(segments, self.assigned, shapes, self.live, self._registry))
         plan = Plan(
             phase=request.phase,
             graph=self._graph.label,
-            assignments=tuple(self._assigned.values()),
-            columns=table.columns,
-            crossings=tuple(crossings),
+            assignments=tuple(self.assigned.values()),
+            columns=columns,
+            crossings=crossings,
             parts=tuple(parts),
             notes=tuple(self._notes(active)),
             replicas=request.devices if len(request.devices) > 1 else (),
@@ -176,38 +223,13 @@ class _Resolver:
             segments=tuple(segments),
             backends=tuple(backends),
             live=self.live,
-            shapes=self._shapes,
-            step_columns=columns,
-            matmul_precisions=matmul_precisions(request.phase, request.matmul_precision, self._assigned),
+            shapes=shapes,
+            step_columns=step_names,
+            matmul_precisions=matmul_precisions(request.phase, request.matmul_precision, self.assigned),
         )
 
-    # -- which nodes take part, and which are trained --------------------------------------------------------------
-
-    def _active(self) -> set[str]:
-        request = self._request
-        if request.training and not request.losses and not request.custom_step:
-            raise PhaseError(
-                f"phase {request.phase!r} trains, but has no loss and no estimator with partial_fit to train",
-                hint=self._training_hint(),
-            )
-        wanted = [*request.wants, *self._loss_nodes]
-        for label in wanted:
-            if label not in self._nodes:
-                raise topology.unknown_node(
-                    f"phase {self._request.phase!r} names the node {label!r}", label, self._nodes
-                )
-            if self._shapes.outputs[label]:
-                continue
-            unfitted = topology.ancestors([label], self._nodes) & set(self._shapes.unfitted)
-            first = next(other for other in self._shapes.order if other in unfitted)
-            through = "" if first == label else f"{label!r}, which depends on "
-            raise PhaseError(
-                f"phase {self._request.phase!r} needs {through}{first!r}, an estimator that is not fitted",
-                hint=f"run a FitPhase first, FitPhase('fit', data=..., nodes={first!r}); a loaded state or "
-                "configuration has no estimators",
-            )
-        self._needed_by_losses = topology.ancestors(self._loss_nodes, self._nodes)
-        return self._needed_by_losses | topology.ancestors(request.wants, self._nodes)
+    def _model(self, label: str) -> object:
+        return getattr(self._nodes[label], "model", None)
 
     def _training_hint(self) -> str:
         """Return what to do if there is neither a loss nor an estimator that learns."""
@@ -223,97 +245,78 @@ class _Resolver:
     def _in_training(self) -> list[str]:
         """Return the nodes in training mode: not frozen, or frozen in this mode; those without parameters may be
         random.
+
+        Their outputs in training are inferred once for a built graph, and checked.
         """
+        nodes, shapes = self._nodes, self._shapes
         learning: list[str] = []
         frozen: list[str] = []
         reasons: list[str] = []
-        for label, assignment in self._assigned.items():
-            if label not in self._needed_by_losses:
+        has_parameters = False
+        for label, assignment in self.assigned.items():
+            if label not in self.needed_by_losses:
                 continue
             reasons.append(f"{label} ({'frozen' if assignment.frozen else 'no parameters'})")
             if not assignment.frozen:
                 learning.append(label)
-            elif getattr(self._nodes[label], "frozen_mode", "eval") == "train":
+                has_parameters = has_parameters or assignment.parameters > 0
+            elif getattr(nodes[label], "frozen_mode", "eval") == "train":
                 frozen.append(label)
-        if not any(self._assigned[label].parameters for label in learning):
+        if not has_parameters:
             hint = "unfreeze a node that a loss depends on"
             if len(learning) == len(reasons):
                 hint = "use a model with trainable parameters; most frameworks ignore layers in a plain list"
             problem = f"phase {self._request.phase!r} has nothing to train: {', '.join(reasons)}"
             raise PhaseError(problem, hint=hint)
         # No node may train the model of a frozen node, which would change.
-        for other in self._graph.frozen:
-            twin = next((label for label in learning if self._model(label) is self._model(other)), None)
-            if twin is not None:
-                raise GraphError(
-                    f"node {twin!r} is trained, but shares its model with node {other!r}, which is frozen",
-                    hint=f"freeze both, graph.freeze({twin!r}), or use a copy in {other!r}: copy.deepcopy(model)",
-                )
+        for other, node in nodes.items():
+            if isinstance(node, ModelNode) and node.frozen:
+                twin = next((label for label in learning if self._model(label) is node.model), None)
+                if twin is not None:
+                    raise GraphError(
+                        f"node {twin!r} is trained, but shares its model with node {other!r}, which is frozen",
+                        hint=f"freeze both, graph.freeze({twin!r}), or use a copy in {other!r}: copy.deepcopy(model)",
+                    )
         in_training = [*learning, *frozen]
         # Modes of their own are kept only where the layers of a framework have such.
         for label in in_training:
-            assignment = self._assigned[label]
-            if getattr(self._nodes[label], "modes", "train") != "train" and not assignment.backend.keeps_modes:
+            assignment = self.assigned[label]
+            if getattr(nodes[label], "modes", "train") != "train" and not assignment.backend.keeps_modes:
                 raise GraphError(
                     f"node {label!r}: modes='as_is' is not supported for models of {assignment.framework}, which "
                     "have only one mode, training or evaluation",
                     available="modes='train'",
                     hint=f"leave modes out, or freeze the node: graph.freeze({label!r})",
                 )
-        for loss, names in self._training_only.items():
+        for loss, names in self.training_only.items():
             for name in names:
-                node = name.partition(".")[0]
-                if node not in in_training:
+                label = name.partition(".")[0]
+                if label not in in_training:
                     raise PhaseError(
                         f"the loss {loss!r} takes {name!r}, an output that exists only in training, but "
-                        f"node {node!r} is frozen",
-                        hint=f"unfreeze the node, graph.unfreeze({node!r}), or leave the loss out",
+                        f"node {label!r} is frozen",
+                        hint=f"unfreeze the node, graph.unfreeze({label!r}), or leave the loss out",
                     )
-        self._check_training_outputs(in_training)
-        return in_training
-
-    def _check_training_outputs(self, in_training: Sequence[str]) -> None:
-        """Check the outputs of models in training, which are inferred once for a built graph."""
-        shapes = self._shapes
         for label in in_training:
-            node = self._nodes[label]
+            node = nodes[label]
             if not isinstance(node, ModelNode) or not shapes.outputs[label] or node.modes == "as_is":
                 continue
             if label not in shapes.training:
-                backend = self._assigned[label].backend
+                backend = self.assigned[label].backend
                 shapes.training[label] = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
             if not shapes.training[label]:
                 continue  # unknown, or the same in both modes
             extra = len(shapes.training_only.get(label, ()))
             training = check_training_outputs(label, shapes.returned[label], extra, shapes.training[label])
             if None in training:
-                taken = values_read(self._request.losses, [shapes.inputs[other] for other in self._assigned])
+                taken = values_read(self._request.losses, [shapes.inputs[other] for other in self.assigned])
                 check_not_taken(label, shapes.outputs[label], training, taken)
-
-    def _live(self, trained: Sequence[str]) -> frozenset[str]:
-        """Return names of the values through which gradients flow."""
-        live: set[str] = set()
-        for label in self._assigned if trained else ():
-            if label not in self._needed_by_losses:
-                continue
-            before = live & set(topology.parents(self._nodes[label], self._nodes))
-            if before and not getattr(self._model(label), "differentiable", True):
-                raise GraphError(
-                    f"node {label!r} is not differentiable and is between a loss and {', '.join(sorted(before))}, "
-                    "which is trained",
-                    hint="freeze the nodes before it, or remove losses that depend on it",
-                )
-            if label in trained or before:
-                live.add(label)
-        names: set[str] = set()
-        for label in live:
-            names.update(self._shapes.outputs[label], self._shapes.training_only.get(label, ()))
-        return frozenset(names)
+        return in_training
 
     def _groups(self, trained: Iterable[str]) -> tuple[ParameterGroup, ...]:
         groups: dict[str, ParameterGroup] = {}
         for label in trained:
-            node = self._nodes[label]
+            node, model, backend = self._nodes[label], self._model(label), self.assigned[label].backend
             node_optimizer = node.optimizer if isinstance(node, ModelNode) else None
             optimizer = node_optimizer or self._graph.optimizer
             if optimizer is None:
@@ -321,112 +324,116 @@ class _Resolver:
                     f"node {label!r} is trained but has no optimizer",
                     hint="set one on the graph, ModelGraph(..., optimizer='adam'), or on the node, or freeze it",
                 )
-            check_supported(label, optimizer, self._assigned[label].backend)
-            model = self._model(label)
-            reason = "" if model is None else self._assigned[label].backend.untrainable_reason(model)
+            check_supported(label, optimizer, backend)
+            reason = "" if model is None else backend.untrainable_reason(model)
             if reason:
                 raise PhaseError(
                     f"node {label!r} cannot be trained: {reason}",
                     hint="leave it out, or train the model with its framework's own loop and "
                     f"freeze the node: graph.freeze({label!r})",
                 )
-            name = (
-                next(other for other in self._nodes if self._model(other) is self._model(label))
-                if node_optimizer
-                else ".graph"
-            )  # which is the label of no node
+            name = ".graph"  # which is the label of no node
+            if node_optimizer:
+                name = next(other for other in self._nodes if self._model(other) is model)
             group = groups.get(name, ParameterGroup(name, optimizer, ()))
             groups[name] = replace(group, nodes=(*group.nodes, label))
         for group in groups.values():
             if group.optimizer.groups:
                 parameters: list[str] = []
                 for label in group.nodes:
-                    parameters += self._assigned[label].backend.parameters(self._model(label))
-                check_patterns(group.optimizer, parameters)
+                    parameters += self.assigned[label].backend.parameters(self._model(label))
+                unmatched = unmatched_patterns(group.optimizer, parameters)
+                if unmatched:
+                    raise SpecError(
+                        f"optimizer {group.optimizer.name!r}: no parameter name matches {unmatched[0]!r}, the pattern "
+                        "of a group",
+                        available=listed(parameters),
+                        hint="write a pattern of names, with * for any text: groups={'*bias': {'weight_decay': 0.0}}",
+                    )
         return tuple(groups.values())
-
-    def _model(self, label: str) -> object:
-        return getattr(self._nodes[label], "model", None)
-
-    # -- what is loaded, and the segments --------------------------------------------------------------------------
 
     def _segment(self, label: str, part: Sequence[str], loss_scale: LossScale | None) -> Segment:
         """Return the segment of some nodes, given in topological order."""
-        operations = tuple(map(self._operation, part))
-        losses = tuple(term for term in self.terms if term.on in part)
-        computed = {name for operation in operations for name in operation.outputs}
-        arrivals: dict[str, Device] = {}  # each value arrives on the device of the first that takes it
-        takers: list[Operation | LossTerm] = [*operations, *losses]
-        for taker in takers:
-            for name in taker.inputs:
-                if name not in computed:
-                    arrivals.setdefault(name, taker.device)
+        nodes, shapes = self._nodes, self._shapes
+        losses = tuple([term for term in self.terms if term.on in part])
         needed: set[str] = set()  # by the caller, or by other segments
-        for node in self._request.wants:
-            needed.update(self._shapes.outputs[node])
-        for node, names in self.inputs.items():
-            if node not in part:
+        for wanted in self._request.wants:
+            needed.update(shapes.outputs[wanted])
+        for other, names in self.inputs.items():
+            if other not in part:
                 needed.update(names)
         for term in self.terms:
             if term.on not in part:
                 needed.update(term.inputs)
+        operations: list[Operation] = []
+        outputs: list[str] = []
+        computed: set[str] = set()
+        states: dict[str, NodeState] = {}
+        for node_label in part:
+            operation = self._operation(node_label)
+            operations.append(operation)
+            computed.update(operation.outputs)
+            outputs += [name for name in operation.outputs if name in needed]
+            state = self._graph.optimizer_states.get(node_label)
+            if state is not None:
+                states[node_label] = state
+        inputs: dict[str, tuple[TensorSpec, Device]] = {}  # each arrives on the device of the first that takes it
+        needs_pullback: list[str] = []
+        takers: list[Operation | LossTerm] = [*operations, *losses]
+        for taker in takers:
+            for name in taker.inputs:
+                if name in computed or name in inputs:
+                    continue
+                spec = self.columns[name].spec if name in self.columns else shapes.specs[name]
+                inputs[name] = spec, taker.device
+                if name in self.live and is_floating(spec.dtype):  # an output of a node, never a column
+                    needs_pullback.append(name)
         groups = []
         for group in self.groups:
-            nodes = tuple(node for node in group.nodes if node in part)
-            if nodes:
-                groups.append(replace(group, nodes=nodes))
-        framework = self._shapes.frameworks[part[0]]
-        frozen = {
-            label: node.model
-            for label, node in self._nodes.items()
-            if isinstance(node, ModelNode)
-            and node.frozen
-            and self._shapes.frameworks[label] == framework
-            and self._shapes.outputs[label]
-        }
-        states = self._graph.optimizer_states
+            members = tuple([node for node in group.nodes if node in part])
+            if members:
+                groups.append(replace(group, nodes=members))
+        frozen = {}
+        for other, node in nodes.items():
+            is_here = shapes.frameworks[other] == shapes.frameworks[part[0]]
+            if isinstance(node, ModelNode) and node.frozen and is_here and shapes.outputs[other]:
+                frozen[other] = node.model
         return Segment(
             label=label,
-            operations=operations,
-            inputs={
-                name: (self.columns[name].spec if name in self.columns else self._shapes.specs[name], device)
-                for name, device in arrivals.items()
-            },
-            outputs=tuple(name for operation in operations for name in operation.outputs if name in needed),
+            operations=tuple(operations),
+            inputs=inputs,
+            outputs=tuple(outputs),
             losses=losses,
             groups=tuple(groups),
-            # A live value is an output of a node, never a column.
-            needs_pullback=tuple(
-                name for name in arrivals if name in self.live and is_floating(self._shapes.specs[name].dtype)
-            ),
-            states={node: states[node] for node in part if node in states},
+            needs_pullback=tuple(needs_pullback),
+            states=states,
             frozen=frozen,
-            precision=segment_precision(part, self._assigned, self._nodes, loss_scale),
+            precision=segment_precision(part, self.assigned, nodes, loss_scale),
         )
 
     def _operation(self, label: str) -> Operation:
-        node = self._nodes[label]
-        model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
-        added = self._shapes.batch_values(label)
-        if added:  # where a loss takes what the node's model returns once for a batch
-            taken = {name for term in self.terms if term.on == label for name in term.inputs}
-            added = {name: output for name, output in added.items() if name in taken}
-        extra = self._shapes.training_only.get(label, ()) if label in self.in_training else ()
-        usual = self._shapes.outputs[label]
-        returned, training = self._shapes.returned.get(label, ()), self._shapes.training.get(label, ())
+        node, shapes = self._nodes[label], self._shapes
+        returned, training = shapes.returned.get(label, ()), shapes.training.get(label, ())
+        added: dict[str, OutputSpec] = {}  # what the model returns once for a batch, where a loss takes it
+        for output in returned:
+            name = f"{label}.{path_name(output.path)}"
+            if output.batch_axis is None and name in self.compared_values:
+                added[name] = output
+        extra = shapes.training_only.get(label, ()) if label in self.in_training else ()
+        usual = shapes.outputs[label]
         results: list[OutputSpec | None] = [*with_batch(returned)]
         in_training = (matched(returned, training) if training else None) or results
         in_training = [*in_training[: len(usual)], *added.values(), *in_training[len(usual) :][: len(extra)]]
         results += added.values()
         return Operation(
             label=label,
-            model=model,
+            model=node.model if isinstance(node, ModelNode) else None,
             inputs=self.inputs[label],
             outputs=(*usual, *added, *extra),
-            device=self._assigned[label].device,
+            device=self.assigned[label].device,
             trainable=label in self.in_training,
-            axis=axis,
-            arguments=self._shapes.arguments.get(label, ()),
+            axis=-1 if isinstance(node, ModelNode) else node.axis,
+            arguments=shapes.arguments.get(label, ()),
             results=() if _in_order(results, returned) else tuple(results),  # type: ignore[arg-type]  # none missing
             training_results=() if _in_order(in_training, training or returned) else tuple(in_training),
             training_only=len(extra),
@@ -440,18 +447,19 @@ class _Resolver:
             GraphError: a loss would need a value of a later segment, or a model would be in two.
         """
         parents = {}
-        for label in self._assigned:
+        owners = {}
+        for label, assignment in self.assigned.items():
+            owners[label] = id(assignment.backend)
             parents[label] = topology.parents(self._nodes[label], self._nodes)
-            for other in self._compared.get(label, ()):  # computed before the losses on the node, where possible
+            for other in self.compared.get(label, ()):  # computed before the losses on the node, where possible
                 if label not in topology.ancestors([other], self._nodes) and other not in parents[label]:
                     parents[label].append(other)
         order = list(TopologicalSorter(parents).static_order())
-        owners = {label: id(assignment.backend) for label, assignment in self._assigned.items()}
         if len(set(owners.values())) == 1:
             return [order]
         parts = cut(order, owners, parents)
         part_of = {label: i for i, part in enumerate(parts) for label in part}
-        for label, others in self._compared.items():
+        for label, others in self.compared.items():
             late = next((other for other in others if part_of[other] > part_of[label]), None)
             if late is not None:
                 raise GraphError(
@@ -469,7 +477,7 @@ class _Resolver:
         return parts
 
     def _notes(self, active: set[str]) -> Iterable[str]:
-        for label, assignment in self._assigned.items():
+        for label, assignment in self.assigned.items():
             framework, device = assignment.framework, assignment.device
             if assignment.reason == "fallback":
                 yield f"{label}: no installed plugin runs {framework} on {assignment.requested}, so it runs on {device}"
@@ -479,11 +487,11 @@ class _Resolver:
             if assignment.frozen and label in self.in_training:
                 yield f"{label} is frozen and runs in training mode: its running statistics move"
         if self._request.matmul_precision is None:
-            yield from float32_notes(self._assigned, self._nodes)
+            yield from float32_notes(self.assigned, self._nodes)
         for label in self._request.learners:
             yield f"{label} learns by partial_fit on the host, step by step"
         if not self._request.training:
-            for label, names in self._training_only.items():
+            for label, names in self.training_only.items():
                 yield f"the loss {label!r} is left out: {', '.join(names)} exists only in training"
             return
         for label in self._shapes.order:
@@ -598,40 +606,6 @@ def step_columns(
     return {**only, **names}
 
 
-# -- sharding assignment: whose parameters replicas divide, by one rule: what the node says, else the phase ------------
-
-
-def with_sharding(
-    nodes: Mapping[str, Node], assigned: Mapping[str, Assignment], request: Request
-) -> dict[str, Assignment]:
-    """Return the assignments of a training with the requested sharding of the parameters.
-
-    Raises:
-        GraphError: it is requested for a model that no framework computes, or nodes which share a model do not agree.
-    """
-    sharded = dict(assigned)
-    first: dict[int, Assignment] = {}
-    for label, assignment in assigned.items():
-        node = nodes[label]
-        if not isinstance(node, ModelNode):
-            continue
-        if node.kind.fixed:
-            refuse_settings(node, "sharding")
-        elif node.sharding:
-            sharded[label] = replace(assignment, sharding=node.sharding, sharding_reason="node")
-        elif request.sharding:
-            sharded[label] = replace(assignment, sharding=request.sharding, sharding_reason="phase")
-        other = first.setdefault(id(node.model), sharded[label])
-        first_sharding, sharding = other.sharding or "none", sharded[label].sharding or "none"
-        if first_sharding != sharding:
-            raise GraphError(
-                f"phase {request.phase!r}: nodes {other.node!r} and {label!r} share a model, but its parameters "
-                f"are {first_sharding!r} in one and {sharding!r} in the other",
-                hint="use the same sharding for both nodes",
-            )
-    return sharded
-
-
 # -- Transfers: which values cross from one device or framework to another in every step, and how ----------------------
 
 
@@ -653,107 +627,84 @@ def route(
     return "share" if space and space == other else "host"
 
 
-@dataclass(frozen=True, slots=True)
-class Crossings:
-    """Find the crossings of a phase.
+def crossings_of(
+    segments: Iterable[Segment],
+    assigned: Mapping[str, Assignment],
+    shapes: Shapes,
+    live: Set[str],
+    known: Registry | None = None,
+) -> Iterator[Crossing]:
+    """Yield all crossings, segments in order: each value once for each device that it goes to, and its gradient.
 
-    Attributes:
+    Args:
+        segments: The segments of the phase.
+        assigned: The assignments of its nodes.
+        shapes: The shapes of the graph.
         live: Names of the values through which gradients flow.
-        registry: Registry with the devices; None for the registry of the process.
+        known: Registry with the devices; None for the registry of the process.
+
+    Raises:
+        GraphError: the gradient of a complex value would cross.
     """
-
-    assigned: Mapping[str, Assignment]
-    shapes: Shapes
-    live: Set[str]
-    registry: Registry | None = None
-
-    def of(self, segments: Iterable[Segment]) -> Iterator[Crossing]:
-        """Yield all crossings, segments in order: each value once for each device that it goes to, and its gradient.
-
-        Raises:
-            GraphError: the gradient of a complex value would cross.
-        """
-        homes: dict[str, str] = {}
-        for segment in segments:
-            homes.update({name: operation.label for operation in segment.operations for name in operation.outputs})
-            crossings: dict[tuple[str, Device], Crossing] = {}
-            for target, taker in _takers(segment):
-                for name in dict.fromkeys(taker.inputs):
-                    self._add(crossings, name, homes.get(name, target), target, taker)
-            yield from crossings.values()
-            yield from self._gradients(segment, crossings)
-
-    def _add(
-        self,
-        crossings: dict[tuple[str, Device], Crossing],
-        name: str,
-        source: str,
-        target: str,
-        taker: Operation | LossTerm,
-    ) -> None:
-        origin, destination = self.assigned[source], self.assigned[target]
-        if origin.device == destination.device and origin.framework == destination.framework:
-            return
-        way = route(origin.backend, origin.device, destination.backend, destination.device, self.registry)
-        if way == "share" and isinstance(taker, Operation) and self._writes(target, taker):
-            way = "copy"
-        before = crossings.get((name, destination.device))
-        if before is None:
-            crossings[name, destination.device] = Crossing(
-                value=name,
-                source=source,
-                target=target,
-                origin=origin.device,
-                destination=destination.device,
-                route=way,
-                nbytes=self.shapes.specs[name].nbytes,
-            )
-        elif way == "copy":
-            crossings[name, destination.device] = replace(before, route=way)
-
-    def _writes(self, target: str, taker: Operation) -> bool:
-        backend = self.assigned[target].backend
-        arguments = (taker.arguments,) if taker.arguments else ()
-        return taker.model is not None and backend.mutates_inputs(taker.model, self.shapes.wanted(target), *arguments)
-
-    def _gradients(self, segment: Segment, crossings: Mapping[tuple[str, Device], Crossing]) -> Iterator[Crossing]:
-        """Yield the way back of values whose takers pass gradients on."""
-        back = {
-            (name, taker.device)
-            for _, taker in _takers(segment)
-            if isinstance(taker, LossTerm) or not self.live.isdisjoint(taker.outputs)
-            for name in taker.inputs
-        }
+    homes: dict[str, str] = {}
+    for segment in segments:
+        homes.update({name: operation.label for operation in segment.operations for name in operation.outputs})
+        takers: list[tuple[str, Operation | LossTerm]] = [
+            (operation.label, operation) for operation in segment.operations
+        ]
+        takers += [(term.on, term) for term in segment.losses]
+        crossings: dict[tuple[str, Device], Crossing] = {}
+        back: set[tuple[str, Device]] = set()  # values whose takers pass gradients on
+        for target, taker in takers:
+            passes_on = isinstance(taker, LossTerm) or not live.isdisjoint(taker.outputs)
+            for name in dict.fromkeys(taker.inputs):
+                if passes_on:
+                    back.add((name, taker.device))
+                source = homes.get(name, target)
+                origin, destination = assigned[source], assigned[target]
+                if origin.device == destination.device and origin.framework == destination.framework:
+                    continue
+                way = route(origin.backend, origin.device, destination.backend, destination.device, known)
+                if way == "share" and isinstance(taker, Operation) and taker.model is not None:
+                    arguments = (taker.arguments,) if taker.arguments else ()
+                    if destination.backend.mutates_inputs(taker.model, shapes.wanted(target), *arguments):
+                        way = "copy"
+                before = crossings.get((name, destination.device))
+                if before is None:
+                    crossings[name, destination.device] = Crossing(
+                        value=name,
+                        source=source,
+                        target=target,
+                        origin=origin.device,
+                        destination=destination.device,
+                        route=way,
+                        nbytes=shapes.specs[name].nbytes,
+                    )
+                elif way == "copy":
+                    crossings[name, destination.device] = replace(before, route=way)
+        yield from crossings.values()
         for key, crossing in crossings.items():
-            if crossing.value not in self.live or key not in back:
+            if crossing.value not in live or key not in back:
                 continue
-            dtype = self.shapes.specs[crossing.value].dtype
+            maker, user = assigned[crossing.source], assigned[crossing.target]
+            dtype = shapes.specs[crossing.value].dtype
             if dtype.startswith("complex"):
-                source, target = self.assigned[crossing.source], self.assigned[crossing.target]
                 raise GraphError(
-                    f"the gradient of {crossing.value!r} ({dtype}) cannot flow back from {target.framework} on "
-                    f"{target.device} to {source.framework} on {source.device}: frameworks define gradients of "
+                    f"the gradient of {crossing.value!r} ({dtype}) cannot flow back from {user.framework} on "
+                    f"{user.device} to {maker.framework} on {maker.device}: frameworks define gradients of "
                     "complex numbers differently",
                     hint=f"return real and imaginary parts as real numbers from {crossing.source!r}, or freeze it",
                 )
             if is_floating(dtype):
-                maker, taker = self.assigned[crossing.source], self.assigned[crossing.target]
                 yield replace(
                     crossing,
                     source=crossing.target,
                     target=crossing.source,
                     origin=crossing.destination,
                     destination=crossing.origin,
-                    route=route(taker.backend, taker.device, maker.backend, maker.device, self.registry),
+                    route=route(user.backend, user.device, maker.backend, maker.device, known),
                     gradient=True,
                 )
-
-
-def _takers(segment: Segment) -> Iterator[tuple[str, Operation | LossTerm]]:
-    for operation in segment.operations:
-        yield operation.label, operation
-    for term in segment.losses:
-        yield term.on, term
 
 
 # -- Loss binding: from an AppliedLoss to a segment's loss term, with its inputs in the form in which it compares them
@@ -776,21 +727,6 @@ def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBacken
         raise SpecError(
             f"node {label!r}: {backend.framework} does not support the {what} {spec.name!r}: {reason}",
             hint=f"use a named {what}: {', '.join(LOSSES if isinstance(spec, Loss) else OPTIMIZERS)}",
-        )
-
-
-def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
-    """Check that each pattern of an optimizer's groups matches a parameter of some node that it trains.
-
-    Raises:
-        SpecError: one does not.
-    """
-    unmatched = unmatched_patterns(optimizer, parameters)
-    if unmatched:
-        raise SpecError(
-            f"optimizer {optimizer.name!r}: no parameter name matches {unmatched[0]!r}, the pattern of a group",
-            available=listed(parameters),
-            hint="write a pattern of names, with * for any text: groups={'*bias': {'weight_decay': 0.0}}",
         )
 
 
@@ -1194,20 +1130,17 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
 class ColumnTable:
     """Columns of a phase: one for each combination of form, stream and device that is needed.
 
-
     Args:
         streams: Streams of each feature set's sampler, by label; for other feature sets any stream may be read.
+
+    Attributes:
+        columns: All columns so far.
     """
 
     def __init__(self, streams: Mapping[str, Sequence[str]]) -> None:
+        self.columns: dict[tuple[object, ...], Column] = {}
         self._streams = streams
-        self._columns: dict[tuple[object, ...], Column] = {}
         self._names: set[str] = set()
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """All columns so far."""
-        return tuple(self._columns.values())
 
     def want(self, selection: ColumnSelection, spec: TensorSpec, to: Assignment, role: str) -> Column:
         """Return the column of a selection in this form on a node's device; created on first use.
@@ -1222,7 +1155,7 @@ class ColumnTable:
         if known and stream == known[0]:  # the first
             stream = ""
         key = (feature_set.label, names, stream, to.framework, to.device, spec)
-        if key not in self._columns:
+        if key not in self.columns:
             base = name = str(selection._replace(stream=stream or None))
             number = 1
             while name in self._names:  # of the same columns in another form or place
@@ -1230,7 +1163,7 @@ class ColumnTable:
                 name = f"{base}#{number}"
             self._names.add(name)
             stored = joined_spec(feature_set, names)
-            self._columns[key] = Column(
+            self.columns[key] = Column(
                 name=name,
                 feature_set=feature_set.label,
                 columns=names,
@@ -1246,7 +1179,7 @@ class ColumnTable:
                 joined=joined_changes(feature_set, names),
                 ragged=feature_set.is_ragged(names[0]) and spec.shape[:1] == stored.shape[:1],
             )
-        return self._columns[key]
+        return self.columns[key]
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:
