@@ -745,13 +745,32 @@ class LossBinder:
         Raises:
             ColumnError, ShapeError, SpecError: an input does not exist, does not fit, or is ambiguous.
         """
-        assignment = self.assigned[loss.on]
+        shapes, assignment = self.shapes, self.assigned[loss.on]
         check_supported(loss.on, loss.loss, assignment.backend)
         if loss.loss.own is None and loss.loss.name == FROM_OUTPUT:
             return self._from_output(loss, assignment)
-        outputs = {text: self._outputs(loss, text) for text in loss.inputs}
-        first = next((names[0] for names in outputs.values() if names), self.shapes.outputs[loss.on][0])
-        spec = self.shapes.specs[first]
+        first = ""
+        outputs: dict[str, tuple[str, ...]] = {}  # by input: the outputs that it names, none for a column
+        for text in loss.inputs:
+            name = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
+            name = shapes.aliases.get(name, name)
+            if text == "outputs":
+                outputs[text] = shapes.outputs[loss.on]
+            elif name in self.nodes:
+                outputs[text] = shapes.outputs[name]
+            elif name in shapes.specs and name.partition(".")[0] in self.nodes:
+                outputs[text] = (name,)
+            elif text == "targets" or named_column(text, self.nodes) is not None:
+                outputs[text] = ()
+            else:
+                raise ColumnError(
+                    f"the loss on {loss.on!r} has the input {text!r}, which is not in this graph",
+                    available="outputs, targets, " + ", ".join(shapes.specs),
+                    hint="use one of these names",
+                )
+            if outputs[text] and not first:
+                first = outputs[text][0]
+        spec = shapes.specs[first or shapes.outputs[loss.on][0]]
         positions: tuple[int, ...] = ()
         if loss.loss.own is None:
             what = f"{loss.loss.name} on {loss.on!r}"
@@ -760,15 +779,14 @@ class LossBinder:
                     f"{what} compares two values, but got {len(loss.inputs)} inputs",
                     hint="write inputs=['outputs', 'targets']",
                 )
-            several = next((outputs_of for outputs_of in outputs.values() if len(outputs_of) > 1), ())
-            if several:
-                raise SpecError(
-                    f"{what}: {several[0].partition('.')[0]!r} has several outputs",
-                    available=", ".join(several),
-                    hint=f"say which: AppliedLoss({loss.loss.name!r}, "
-                    f"inputs=['outputs.{several[0].partition('.')[2]}', "
-                    "'targets'])",
-                )
+            for names in outputs.values():
+                if len(names) > 1:
+                    raise SpecError(
+                        f"{what}: {names[0].partition('.')[0]!r} has several outputs",
+                        available=", ".join(names),
+                        hint=f"say which: AppliedLoss({loss.loss.name!r}, "
+                        f"inputs=['outputs.{names[0].partition('.')[2]}', 'targets'])",
+                    )
             output, target = outputs[loss.inputs[0]], outputs[loss.inputs[1]]
             if not output and not LOSSES[loss.loss.name].symmetric:
                 raise SpecError(
@@ -778,7 +796,7 @@ class LossBinder:
             positions = positions_of(loss, spec)
             if output and target:
                 # Named losses compare two outputs as they are: nothing broadcasts.
-                other = self.shapes.specs[target[0]]
+                other = shapes.specs[target[0]]
                 if other.shape != (positions if is_indices(loss, other) else spec.shape):
                     raise _unfit(loss, other, spec, target[0])
             check_weighing(loss, spec, positions, assignment.backend, by_column=not target)
@@ -807,8 +825,14 @@ class LossBinder:
         )
 
     def _weights(self, loss: AppliedLoss, output: TensorSpec, positions: tuple[int, ...] | None) -> Iterator[str]:
-        """Yield the columns that weigh a loss, which `positions` has for each sample; None for any shape."""
-        for text in loss.weights:
+        """Yield the columns that weigh a loss, which `positions` has for each sample; None for any shape.
+
+        Raises:
+            ShapeError: a column has neither one weight for each sample nor one for each position.
+        """
+        for text in (loss.sample_weight, loss.mask):
+            if text is None:
+                continue
             chosen = named_column(text, self.nodes)
             if chosen is None:
                 raise ColumnError(
@@ -816,8 +840,21 @@ class LossBinder:
                     available=", ".join(f"{label}.COLUMN" for label in topology.feature_sets(self.nodes.values())),
                     hint="write 'FEATURE_SET.COLUMN'",
                 )
-            spec = weight_spec(loss, chosen, output, positions)
-            yield self.table.want(chosen, spec, self.assigned[loss.on], "weights").name
+            stored = joined_spec(chosen.feature_set, chosen.names)
+            shape: tuple[int, ...] | None = stored.shape
+            if positions is not None:
+                fitting = (positions[:n_axes] for n_axes in range(len(positions) + 1))
+                shape = next((axes for axes in fitting if _without_ones(axes) == _without_ones(stored.shape)), None)
+            if shape is None:
+                name = f"{chosen.feature_set.label}.{brief(chosen.names)}"
+                raise ShapeError(
+                    f"{loss.loss.name} on node {loss.on!r} is weighted by {name}, {stored} per sample, "
+                    f"but its losses have shape {list(positions or ())} per sample",
+                    available="one weight for each sample, [], or for each position: the first axes of that shape",
+                    hint="choose another column, or change its shape",
+                )
+            dtype = "float64" if output.dtype == "float64" else "float32"
+            yield self.table.want(chosen, TensorSpec(shape, dtype), self.assigned[loss.on], "weights").name
 
     def _from_output(self, loss: AppliedLoss, assignment: Assignment) -> LossTerm:
         """Return a loss that the node's model computes; it is weighted by the rows of the node's first input."""
@@ -844,109 +881,64 @@ class LossBinder:
             label=loss.label, on=loss.on, loss=loss.loss, inputs=inputs, device=assignment.device, weight=loss.weight
         )
 
-    def _outputs(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
-        """Return the outputs that an input names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none for a
-        column.
-        """
-        name = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
-        name = self.shapes.aliases.get(name, name)
-        if text == "outputs" or name in self.nodes:
-            return self.shapes.outputs[loss.on if text == "outputs" else name]
-        if name in self.shapes.specs and name.partition(".")[0] in self.nodes:
-            return (name,)
-        if text == "targets" or named_column(text, self.nodes) is not None:
-            return ()
-        raise ColumnError(
-            f"the loss on {loss.on!r} has the input {text!r}, which is not in this graph",
-            available="outputs, targets, " + ", ".join(self.shapes.specs),
-            hint="use one of these names",
-        )
-
     def _target(self, loss: AppliedLoss, text: str, output: TensorSpec, positions: tuple[int, ...]) -> str:
-        """Return the column that a loss compares with an output; `positions` are those of a named loss."""
+        """Return the column that a loss compares with an output, in the form in which it takes it; nothing broadcasts
+        or changes silently.
+
+        Args:
+            loss: The loss.
+            text: The input of the loss that names the column.
+            output: The output that the loss compares it with.
+            positions: Shape of the positions of a named loss per sample; see `positions_of`.
+
+        Raises:
+            ShapeError: the shapes do not match; names the node and both shapes.
+            SpecError: the dtype does not match.
+        """
         assignment = self.assigned[loss.on]
         named = None if text == "targets" else named_column(text, self.nodes)
         chosen = named or targets_of(loss, self.nodes)
+        name = f"{chosen.feature_set.label}.{brief(chosen.names)}"
+        stored = joined_spec(chosen.feature_set, chosen.names)
         if loss.loss.own is not None:
+            # It compares as it likes: [n] is aligned with [n, 1], so that none broadcasts. Numbers are compared as
+            # floats, even if they are stored as integers or bools, which several losses of torch refuse.
             takes = assignment.backend.loss_targets(loss.loss) if text == loss.inputs[1] else None
-            spec = own_target_spec(loss, chosen, output, takes)
+            dtype = "float32" if output.dtype == "bfloat16" else output.dtype  # NumPy has no bfloat16
+            if takes is not None and takes.kind == "classes":
+                _check_classes(loss, takes, stored, output, name)
+            compared = takes is not None and takes.kind != "classes"
+            spec = replace(stored, dtype=dtype) if compared else cast(stored, dtype)
+            if _without_ones(stored.shape) == _without_ones(output.shape):
+                spec = replace(spec, shape=output.shape)
             spec = replace(spec, dtype=assignment.backend.loaded_dtype(spec.dtype))
+        elif is_indices(loss, stored):
+            if not output.shape or _without_ones(stored.shape) != _without_ones(positions) or stored.dtype == "bool":
+                raise _unfit(loss, stored, output, name)
+            spec = TensorSpec(positions, assignment.backend.index_dtype)
         else:
-            spec = target_spec(loss, chosen, output, positions)
-            if is_indices(loss, spec):
-                spec = replace(spec, dtype=assignment.backend.index_dtype)
+            if not is_floating(stored.dtype):
+                dtypes = dict.fromkeys(chosen.names, output.dtype if is_floating(output.dtype) else "float32")
+                raise SpecError(
+                    f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is "
+                    f"{stored.dtype}",
+                    hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
+                )
+            for setting in ("ignore_index", "class_weights"):
+                if setting in loss.loss.kwargs:
+                    raise SpecError(
+                        f"{loss.loss.name} on {loss.on!r} has {setting}, which is for class indices, but "
+                        f"{name} has probabilities",
+                        hint="use mask= or sample_weight= instead",
+                    )
+            if _without_ones(stored.shape) != _without_ones(output.shape):
+                raise _unfit(loss, stored, output, name)
+            dtype = "float32" if output.dtype in ("bfloat16", "float16") else output.dtype  # in which it is computed
+            spec = replace(stored, dtype=dtype, shape=output.shape)
         return self.table.want(chosen, spec, assignment, "targets").name
 
 
-# -- Loss columns: the form in which a loss takes its targets and weights; nothing broadcasts or changes silently ------
-
-
-def own_target_spec(
-    loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, takes: LossTargets | None
-) -> TensorSpec:
-    """Return the form of columns that a framework's own loss compares with an output.
-
-    It compares as it likes: [n] is aligned with [n, 1], so that none broadcasts.
-
-    Args:
-        loss: The loss.
-        selection: The columns.
-        output: The output that the loss compares them with.
-        takes: Targets that the loss accepts. Numbers are compared as floats, even if they are stored as integers or
-            bools, which several losses of torch refuse.
-
-    Raises:
-        ShapeError: the shapes do not match; names the node and both shapes.
-    """
-    names = selection.names
-    stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
-    dtype = "float32" if output.dtype == "bfloat16" else output.dtype  # NumPy has no bfloat16
-    if takes is not None and takes.kind == "classes":
-        _check_classes(loss, takes, stored, output, name)
-    compared = takes is not None and takes.kind != "classes"
-    stored = replace(stored, dtype=dtype) if compared else cast(stored, dtype)
-    same = _without_ones(stored.shape) == _without_ones(output.shape)
-    return replace(stored, shape=output.shape) if same else stored
-
-
-def target_spec(
-    loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, positions: tuple[int, ...]
-) -> TensorSpec:
-    """Return the form of columns that a named loss compares with an output.
-
-    Args:
-        loss: The loss.
-        selection: The columns.
-        output: The output that the loss compares them with.
-        positions: Shape of its positions per sample; see `positions_of`.
-
-    Raises:
-        ShapeError: the shapes do not match; names the node and both shapes.
-        SpecError: the dtype does not match.
-    """
-    names = selection.names
-    stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
-    if is_indices(loss, stored):
-        if not output.shape or _without_ones(stored.shape) != _without_ones(positions) or stored.dtype == "bool":
-            raise _unfit(loss, stored, output, name)
-        return TensorSpec(positions, "int64")
-    if not is_floating(stored.dtype):
-        dtypes = dict.fromkeys(names, output.dtype if is_floating(output.dtype) else "float32")
-        raise SpecError(
-            f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
-            hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
-        )
-    for setting in ("ignore_index", "class_weights"):
-        if setting in loss.loss.kwargs:
-            raise SpecError(
-                f"{loss.loss.name} on {loss.on!r} has {setting}, which is for class indices, but "
-                f"{name} has probabilities",
-                hint="use mask= or sample_weight= instead",
-            )
-    dtype = "float32" if output.dtype in ("bfloat16", "float16") else output.dtype  # in which losses are computed
-    if _without_ones(stored.shape) != _without_ones(output.shape):
-        raise _unfit(loss, stored, output, name)
-    return replace(stored, dtype=dtype, shape=output.shape)
+# -- Checks of losses --------------------------------------------------------------------------------------------------
 
 
 def _check_classes(loss: AppliedLoss, takes: LossTargets, stored: TensorSpec, output: TensorSpec, name: str) -> None:
@@ -1060,36 +1052,6 @@ def check_weighing(
             f"{loss.loss.name} on {loss.on!r} has {n_weights} class_weights, but its output has {n_classes} classes",
             hint="pass one weight per class, in the order of their indices",
         )
-
-
-def weight_spec(
-    loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, shape: tuple[int, ...] | None
-) -> TensorSpec:
-    """Return the form of a weight column in a loss.
-
-    Args:
-        loss: The loss.
-        selection: The column.
-        output: The output that the loss takes.
-        shape: Shape of the loss's positions per sample; None for any shape.
-
-    Raises:
-        ShapeError: the column has neither one weight for each sample nor one for each position.
-    """
-    stored = joined_spec(selection.feature_set, selection.names)
-    dtype = "float64" if output.dtype == "float64" else "float32"
-    if shape is None:
-        return TensorSpec(stored.shape, dtype)
-    for n_axes in range(len(shape) + 1):
-        if _without_ones(stored.shape) == _without_ones(shape[:n_axes]):
-            return TensorSpec(shape[:n_axes], dtype)
-    name = f"{selection.feature_set.label}.{brief(selection.names)}"
-    raise ShapeError(
-        f"{loss.loss.name} on node {loss.on!r} is weighted by {name}, {stored} per sample, but its losses have "
-        f"shape {list(shape)} per sample",
-        available="one weight for each sample, [], or for each position: the first axes of that shape",
-        hint="choose another column, or change its shape",
-    )
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -1212,11 +1174,10 @@ def targets_of(loss: AppliedLoss, nodes: Mapping[str, Node]) -> ColumnSelection:
     Raises:
         ColumnError: no targets, or several data sets with targets.
     """
-    selections = {
-        ColumnSelection(reference.feature_set, reference.targets, reference.stream)
-        for reference in topology.references(loss.on, nodes)
-        if reference.targets
-    }
+    selections: set[ColumnSelection] = set()
+    for reference in topology.references(loss.on, nodes):
+        if reference.targets:
+            selections.add(ColumnSelection(reference.feature_set, reference.targets, reference.stream))
     if len(selections) == 1:
         return selections.pop()
     if not selections:
