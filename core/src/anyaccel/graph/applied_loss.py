@@ -63,8 +63,11 @@ class AppliedLoss(Spec):
     ) -> None:
         on = "" if on is None else arguments.text(SpecError, "AppliedLoss: ", "on", on, "the label of a node", "'NODE'")
         label = on if label is None else arguments.text(SpecError, "AppliedLoss: ", "label", label)
-        where, wanted, example = f"loss on {on!r}: ", "a list of names", "['outputs', 'targets']"
-        arguments.check(SpecError, where, "inputs", inputs, _are_names, wanted, example)
+        where = f"loss on {on!r}: "
+        if not isinstance(inputs, (list, tuple)) or not inputs or not all(isinstance(name, str) for name in inputs):
+            raise SpecError(
+                f"{where}inputs={shown(inputs)} is not a list of names", hint="write inputs=['outputs', 'targets']"
+            )
         at_least_0 = "a finite number of at least 0"
         weight = arguments.number(SpecError, where, "weight", weight, lambda it: it >= 0, at_least_0, 1.0)
         loss = loss if isinstance(loss, Loss) else Loss(loss)
@@ -137,7 +140,3 @@ class AppliedLoss(Spec):
         columns = {"sample_weight": self.sample_weight, "mask": self.mask}
         named = {name: column for name, column in columns.items() if column is not None}
         return {"loss": self.loss.get_config(), **values, **named}
-
-
-def _are_names(inputs: Any) -> bool:
-    return isinstance(inputs, (list, tuple)) and bool(inputs) and all(isinstance(name, str) for name in inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,12 @@ class ModelGraph(AttributeHints):
     ) -> None:
         self.label = check_label(label, "a graph")
         self.optimizer = checked_optimizer(optimizer, f"graph {label!r}")
-        self.seed = topology.checked_seed(self.label, seed)
+        try:
+            self.seed = operator.index(seed)
+        except TypeError:
+            self.seed = 2**63
+        if not -(2**63) <= self.seed < 2**63:
+            raise GraphError(f"graph {label!r}: seed={shown(seed)} is not an int of 64 bits", hint="write seed=0")
         self.optimizer_states = state_dict.OptimizerStates()
         self.progress: dict[str, int] = {}
         self.live_values = LiveValues()  # a phase puts its own here while it runs
@@ -159,7 +165,8 @@ class ModelGraph(AttributeHints):
     @property
     def output_nodes(self) -> tuple[str, ...]:
         """Labels of the nodes that feed no other node."""
-        return tuple(topology.outputs(self._nodes))
+        feeding = topology.upstream_nodes(self._nodes, self._nodes)
+        return tuple(label for label in self._nodes if label not in feeding)
 
     @property
     def is_built(self) -> bool:
@@ -195,20 +202,18 @@ class ModelGraph(AttributeHints):
             TensorSpec(shape=(2,), dtype='float32')
         """
         arguments.flag(GraphError, "build: ", "force", force)
-        if force or not self._is_current():
+        is_current = False
+        if self._shapes is not None and not force:
+            is_current = True
+            for label, node in self._nodes.items():
+                is_unfitted = label in self._shapes.unfitted
+                if self._built_with[label] is not getattr(node, "model", None) or node.kind.has_outputs is is_unfitted:
+                    is_current = False
+        if not is_current:
             self._shapes = infer(self._nodes, registry(), self.seed)
-            self._built_with = {label: getattr(node, "model", None) for label, node in self._nodes.items()}
+            for label, node in self._nodes.items():
+                self._built_with[label] = getattr(node, "model", None)
         return self
-
-    def _is_current(self) -> bool:
-        """Return whether the shapes are known, and are those of the current models as they are fitted."""
-        if self._shapes is None:
-            return False
-        for label, node in self._nodes.items():
-            is_unfitted = label in self._shapes.unfitted
-            if self._built_with[label] is not getattr(node, "model", None) or node.kind.has_outputs is is_unfitted:
-                return False
-        return True
 
     def exchange_model(self, before: Any, after: Any) -> None:
         """Replace the model `before` in every node that has it by `after`, the same model in another place."""
@@ -246,7 +251,13 @@ class ModelGraph(AttributeHints):
             GraphError: the node does not exist, or other nodes depend on it.
         """
         label = topology.label_of(label, self._nodes, self.label)
-        self._become(topology.removed(label, self._nodes))
+        dependents = topology.consumers(label, self._nodes)
+        if dependents:
+            raise GraphError(
+                f"node {label!r} feeds {', '.join(map(repr, dependents))}",
+                hint="remove or rewire these first, or use replace_node",
+            )
+        self._become(node for name, node in self._nodes.items() if name != label)
         self.optimizer_states.drop()
         return self
 

@@ -208,33 +208,48 @@ class ModelNode(AttributeHints):
                 for upstream, path in zip(upstreams, paths, strict=True)
             )
             self.upstreams, arguments = tuple(checked), () if is_positional else paths
-        count = len(self.upstreams)
-        paths_of_arguments = arguments or tuple((i,) for i in range(count))
-        names = [".".join(map(str, path)) for path in paths_of_arguments]
-        by_name = batch_axis if isinstance(batch_axis, Mapping) else dict.fromkeys(names, batch_axis)
-        for name, axis in by_name.items():
-            if name not in names:
-                raise GraphError(
-                    f"node {label!r}: batch_axis has {shown(name)}, which is not an input",
-                    available=", ".join(names),
-                    hint=did_you_mean(name, names, "use the names of upstream_ref"),
-                )
-            if not is_integer(axis) or axis < 0:
-                raise GraphError(
-                    f"node {label!r}: batch_axis={shown(axis)} is not the number of an axis", hint="write batch_axis=1"
-                )
-        axes = [int(by_name.get(name, 0)) for name in names]
-        self.arguments = ArgumentPaths(paths_of_arguments, axes) if any(axes) else arguments
+        self.arguments = arguments
+        if type(batch_axis) is not int or batch_axis != 0:
+            paths = arguments or tuple((i,) for i in range(len(self.upstreams)))
+            names = [".".join(map(str, path)) for path in paths]
+            by_name = batch_axis if isinstance(batch_axis, Mapping) else dict.fromkeys(names, batch_axis)
+            for name, axis in by_name.items():
+                if name not in names:
+                    raise GraphError(
+                        f"node {label!r}: batch_axis has {shown(name)}, which is not an input",
+                        available=", ".join(names),
+                        hint=did_you_mean(name, names, "use the names of upstream_ref"),
+                    )
+                if not is_integer(axis) or axis < 0:
+                    raise GraphError(
+                        f"node {label!r}: batch_axis={shown(axis)} is not the number of an axis",
+                        hint="write batch_axis=1",
+                    )
+            axes = [int(by_name.get(name, 0)) for name in names]
+            if any(axes):
+                self.arguments = ArgumentPaths(paths, axes)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
         self.optimizer = checked_optimizer(optimizer, f"node {label!r}")
-        self.framework = None if framework is None else text(GraphError, f"node {label!r}: ", "framework", framework)
-        self.outputs = None if outputs is None else _outputs(label, outputs)
-        self.modes = one_of(f"node {label!r}: ", "modes", modes, MODES)
         where = f"node {label!r}: "
+        self.framework = None if framework is None else text(GraphError, where, "framework", framework)
+        self.outputs = None
+        if outputs is not None:
+            distinct = tuple(outputs) if isinstance(outputs, (list, tuple)) else ()
+            if not distinct or len(set(map(str, distinct))) < len(distinct):
+                raise GraphError(
+                    f"{where}outputs must be distinct names, got {outputs!r}", hint="write ['mean', 'variance']"
+                )
+            self.outputs = tuple(check_label(name, "an output") for name in distinct)
+        self.modes = one_of(where, "modes", modes, MODES)
         self.precision = None if precision is None else checked_precision(GraphError, where, precision)
         self.remat = None if remat is None else text(GraphError, where, "remat", remat, "text", "'blocks'")
         self.sharding = None if sharding is None else load(SETTINGS, "ModelNode.sharding")(where, sharding)
-        self.device_map, self.max_memory, self.offload = _layout_settings(where, device_map, max_memory, offload)
+        layout = device_map, max_memory, offload
+        for (name, default), value in zip(LAYOUT_SETTINGS.items(), layout, strict=True):
+            if type(value) is not type(default) or value != default:
+                layout = divided_layout(name).settings(where, *layout)
+                break
+        self.device_map, self.max_memory, self.offload = layout
         self.frozen, self.frozen_mode = False, "eval"
 
     def __repr__(self) -> str:
@@ -331,16 +346,6 @@ def refuse_settings(node: ModelNode, *names: str) -> None:
             raise GraphError(problem, hint=f"leave {name} out")
 
 
-def _outputs(label: str, outputs: Any) -> tuple[str, ...]:
-    names = tuple(outputs) if isinstance(outputs, (list, tuple)) else ()
-    if not names or len(set(map(str, names))) < len(names):
-        raise GraphError(
-            f"node {label!r}: outputs must be distinct names, got {outputs!r}",
-            hint="write ['mean', 'variance']",
-        )
-    return tuple(check_label(name, "an output") for name in names)
-
-
 def _no_upstream(label: str) -> GraphError:
     return GraphError(f"node {label!r} has no upstream", hint="pass feature_set.reference(...) or the label of a node")
 
@@ -396,16 +401,13 @@ class ColumnSelection(NamedTuple):
     stream: str | None = None
 
     def __str__(self) -> str:
-        return self._named("+".join(self.names))
+        stream = "" if self.stream is None else f"@{self.stream}"
+        return f"{self.feature_set.label}.{'+'.join(self.names)}{stream}"
 
     @property
     def shown(self) -> str:
         """The human-readable name; for many columns, the name of the first."""
-        return self._named(brief(self.names))
-
-    def _named(self, columns: str) -> str:
-        stream = "" if self.stream is None else f"@{self.stream}"
-        return f"{self.feature_set.label}.{columns}{stream}"
+        return str(self._replace(names=(brief(self.names),)))
 
 
 def features_of(reference: Reference) -> ColumnSelection:
@@ -480,14 +482,6 @@ def layout_config(node: ModelNode) -> dict[str, Any]:
         for name, value in values.items()
     }
     return {name: value for name, value in plain.items() if value != LAYOUT_SETTINGS[name]}
-
-
-def _layout_settings(where: str, *values: Any) -> tuple[Any, Any, Any]:
-    """Return the settings of a node's layout; those that are set are a distribution's."""
-    for (name, default), value in zip(LAYOUT_SETTINGS.items(), values, strict=True):
-        if type(value) is not type(default) or value != default:
-            return divided_layout(name).settings(where, *values)
-    return _WHOLE.settings(where, *values)
 
 
 # -- Model kinds: what a graph asks of a node's model besides computing; a model that is no framework's answers itself

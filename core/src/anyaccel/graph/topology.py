@@ -1,13 +1,11 @@
-"""Topology: checks of labels, seeds, upstreams and cycles, and the order and neighbours of nodes."""
+"""Topology: checks of labels, upstreams and cycles, and the order and neighbours of nodes."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import GraphError
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
@@ -97,7 +95,10 @@ def parents(node: Node, nodes: Mapping[str, Node]) -> list[str]:
 
 def upstream_nodes(labels: Iterable[str], nodes: Mapping[str, Node]) -> list[str]:
     """Return labels of the nodes whose outputs these nodes take, each once."""
-    return list(dict.fromkeys(label for node in labels for label in parents(nodes[node], nodes)))
+    found: dict[str, None] = {}
+    for label in labels:
+        found.update(dict.fromkeys(parents(nodes[label], nodes)))
+    return list(found)
 
 
 def unknown_node(problem: str, label: object, nodes: Iterable[str]) -> GraphError:
@@ -170,12 +171,6 @@ def consumers(label: str, nodes: Mapping[str, Node]) -> list[str]:
     return [other for other, node in nodes.items() if label in parents(node, nodes)]
 
 
-def outputs(nodes: Mapping[str, Node]) -> list[str]:
-    """Return labels of the nodes that feed no other."""
-    feeding = set(upstream_nodes(nodes, nodes))
-    return [label for label in nodes if label not in feeding]
-
-
 def references(label: str, nodes: Mapping[str, Node]) -> list[Reference]:
     """Return the references to data that a node depends on, directly or indirectly, each once."""
     feeding: dict[Reference, None] = {}
@@ -205,19 +200,6 @@ def label_of(node: Any, nodes: Mapping[str, Node], graph: str) -> str:
     return label
 
 
-def rewired(node: Node, old: str, new: str) -> Node:
-    """Return the node itself, fed by the node `new` where it was fed by `old`."""
-
-    def rename(upstream: Any) -> Any:
-        if not isinstance(upstream, str):
-            return upstream
-        label, dot, output = upstream.partition(".")
-        return f"{new if label == old else label}{dot}{output}"
-
-    node.upstreams = tuple(map(rename, node.upstreams))
-    return node
-
-
 def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
     """Return nodes with one replaced by another, which feeds the consumers of the old one; rewires the nodes.
 
@@ -225,22 +207,16 @@ def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
         GraphError: the new one is not a node.
     """
     check_node(new)
-    return [new if name == label else rewired(node, label, new.label) for name, node in nodes.items()]
-
-
-def removed(label: str, nodes: Mapping[str, Node]) -> list[Node]:
-    """Return the nodes except one.
-
-    Raises:
-        GraphError: it feeds others.
-    """
-    dependents = consumers(label, nodes)
-    if dependents:
-        raise GraphError(
-            f"node {label!r} feeds {', '.join(map(repr, dependents))}",
-            hint="remove or rewire these first, or use replace_node",
-        )
-    return [node for name, node in nodes.items() if name != label]
+    for node in nodes.values():
+        upstreams = []
+        for upstream in node.upstreams:
+            if isinstance(upstream, str):
+                feeding, dot, output = upstream.partition(".")
+                upstreams.append(f"{new.label if feeding == label else feeding}{dot}{output}")
+            else:
+                upstreams.append(upstream)
+        node.upstreams = tuple(upstreams)
+    return [new if name == label else node for name, node in nodes.items()]
 
 
 @contextmanager
@@ -253,18 +229,3 @@ def upstreams_kept(nodes: Mapping[str, Node]) -> Iterator[None]:
         for name, node in nodes.items():
             node.upstreams = upstreams[name]
         raise
-
-
-def checked_seed(label: str, seed: Any) -> int:
-    """Return the seed of a graph.
-
-    Raises:
-        GraphError: not an int of 64 bits.
-    """
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = 2**63
-    if -(2**63) <= number < 2**63:
-        return number
-    raise GraphError(f"graph {label!r}: seed={shown(seed)} is not an int of 64 bits", hint="write seed=0")
