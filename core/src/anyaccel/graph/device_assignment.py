@@ -28,7 +28,7 @@ from anyaccel.errors import (
 )
 from anyaccel.graph import topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.graph.nodes import LAYOUT_SETTINGS, ModelNode, Node, refuse_settings
+from anyaccel.graph.nodes import LAYOUT_SETTINGS, ModelNode, Node, layout_of, refuse_settings
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import LEVELS, Assignment, Rejection
 from anyaccel.graph.shape_inference import Shapes
@@ -99,7 +99,8 @@ class DeviceAssigner:
             FrameworkError: no plugin runs a framework on the device asked for.
             GraphError: one model would be on two devices.
             PluginError: no plugin offers the policy, or it returns something else than devices of nodes.
-            AnyaccelError: a node cannot be computed in its precision; see `with_precision`.
+            AnyaccelError: a node cannot be computed in its precision, see `with_precision`, or not be placed as its
+                layout defines.
         """
         if self.request.accelerator is not None:
             self._check_on_this_machine(self.request.accelerator)
@@ -114,29 +115,39 @@ class DeviceAssigner:
                     available=", ".join(sorted(kinds)),
                     hint=kind_hint(kind, kinds, f"set {DEFAULT_DEVICE}=cpu, or unset it"),
                 )
-        labels = [label for label in self.shapes.order if label in active]
-        models = [node for label in labels if isinstance(node := self.nodes[label], ModelNode)]
-        chosen = self._by_policy(self.request.policy, models) if self.request.policy else {}
-        assigned: dict[str, Assignment] = {}
+        nodes, shapes, request = self.nodes, self.shapes, self.request
+        labels = list(filter(active.__contains__, shapes.order))
+        models = []
+        for label in labels:
+            node = nodes[label]
+            if isinstance(node, ModelNode):
+                models.append(node)
+        chosen = self._by_policy(request.policy, models) if request.policy else {}
+        placed: dict[str, Assignment] = {}
         first: dict[int, ModelNode] = {}
         for node in models:
-            assigned[node.label] = self._placed(node.label, node, chosen.get(node.label))
+            placed[node.label] = self._placed(node.label, node, chosen.get(node.label))
             other = first.setdefault(id(node.model), node)
             if other is not node:
-                self._check_shared(other, node, assigned)
+                self._check_shared(other, node, placed)
         for label in reversed(labels):
-            if label not in assigned:
-                around = [*topology.consumers(label, self.nodes), *topology.parents(self.nodes[label], self.nodes)]
-                neighbours = [assigned[other] for other in around if other in assigned]
-                same = [other for other in neighbours if other.framework == self.shapes.frameworks[label]]
+            if label not in placed:
+                around = [*topology.consumers(label, nodes), *topology.parents(nodes[label], nodes)]
+                neighbours = [placed[other] for other in around if other in placed]
+                same = [other for other in neighbours if other.framework == shapes.frameworks[label]]
                 if not neighbours:
-                    assigned[label] = self._placed(label)
+                    placed[label] = self._placed(label)
                 else:
                     near = (same or neighbours)[0]
-                    assigned[label] = self._on(
+                    placed[label] = self._on(
                         near.device, label, reason="neighbour", requested=near.node, pinned=near.pinned
                     )
-        return {label: with_precision(self.nodes[label], assigned[label], self.request) for label in labels}
+        assigned: dict[str, Assignment] = {}
+        for label in labels:
+            node = nodes[label]
+            computed = with_precision(node, placed[label], request)
+            assigned[label] = layout_of(node).assign(node, computed, request, self.registry, shapes)
+        return assigned
 
     def _check_on_this_machine(self, accelerator: Accelerator) -> None:
         registry, device, used = self.registry, accelerator.device, set(self.shapes.frameworks.values())
@@ -220,14 +231,17 @@ class DeviceAssigner:
             refuse_settings(node, "sharding")
         elif request.training:
             sharding = node.sharding or request.sharding or ""
-        parameters = self.shapes.backends[label].parameters(node.model).values()
+        parameters = nbytes = 0
+        for spec in self.shapes.backends[label].parameters(node.model).values():
+            parameters += math.prod(spec.shape)
+            nbytes += spec.nbytes
         return replace(
             placed,
             sharding=sharding,
             sharding_reason=("node" if node.sharding else "phase") if sharding else "",
             frozen=node.frozen,
-            parameters=sum(math.prod(spec.shape) for spec in parameters),
-            nbytes=sum(spec.nbytes for spec in parameters),
+            parameters=parameters,
+            nbytes=nbytes,
             rejected=tuple(rejected),
         )
 
@@ -437,8 +451,6 @@ def matmul_precisions(
     Raises:
         PhaseError: a setting that no framework of the graph has, or for a framework that is not in it.
     """
-    if requested is None:
-        return []
     backends = {
         assignment.framework: assignment.backend.capability(ComputesPrecision) for assignment in assigned.values()
     }

@@ -144,7 +144,11 @@ def number_of(number: int, what: str) -> str:
 
 def layouts(assignments: Iterable[Assignment]) -> dict[str, Any]:
     """Return the nodes whose models are not whole on their device, each with where its blocks are."""
-    return {assignment.node: assignment.offload for assignment in assignments if assignment.offload is not None}
+    divided = {}
+    for assignment in assignments:
+        if assignment.offload is not None:
+            divided[assignment.node] = assignment.offload
+    return divided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from anyaccel.graph.device_assignment import (
     segment_precision,
 )
 from anyaccel.graph.graph import ModelGraph
-from anyaccel.graph.nodes import ColumnSelection, ModelNode, Node, features_of, layout_of
+from anyaccel.graph.nodes import ColumnSelection, ModelNode, Node, features_of
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
 from anyaccel.graph.shape_inference import (
@@ -79,6 +79,7 @@ def resolve(graph: ModelGraph, request: Request, known: Registry | None = None) 
     return _Resolver(graph, request, known or registry()).resolve()
 
 
+@dataclass
 class _Resolver:
     """One resolution.
 
@@ -97,20 +98,21 @@ class _Resolver:
         live: Names of the values through which gradients flow.
     """
 
-    def __init__(self, graph: ModelGraph, request: Request, known: Registry) -> None:
-        self._graph, self._request, self._registry = graph, request, known
-        self._nodes, self._shapes = graph.nodes, graph.shapes
+    graph: ModelGraph
+    request: Request
+    registry: Registry
 
     def resolve(self) -> Resolution:
         """Decide, in order: which nodes take part, where, which are trained, what is loaded, and the segments."""
-        request, nodes, shapes = self._request, self._nodes, self._shapes
+        request = self.request
+        nodes, shapes = self._nodes, self._shapes = self.graph.nodes, self.graph.shapes
         self.training_only: dict[str, tuple[str, ...]] = {}
         if shapes.training_only:
             extra = {name for names in shapes.training_only.values() for name in names}
             self.training_only = training_only_inputs(request.losses, extra)
             if not request.training:
                 evaluated = tuple(loss for loss in request.losses if loss.label not in self.training_only)
-                request = self._request = replace(request, losses=evaluated)
+                request = self.request = replace(request, losses=evaluated)
 
         # Which nodes take part.
         if request.training and not request.losses and not request.custom_step:
@@ -145,11 +147,8 @@ class _Resolver:
         active = self.needed_by_losses | topology.ancestors(request.wants, nodes)
 
         # Where they are computed, and how.
-        assigner = DeviceAssigner(nodes=nodes, shapes=shapes, registry=self._registry, request=request)
+        assigner = DeviceAssigner(nodes=nodes, shapes=shapes, registry=self.registry, request=request)
         self.assigned = assigner.assign(active)
-        for label, assignment in self.assigned.items():
-            node = nodes[label]
-            self.assigned[label] = layout_of(node).assign(node, assignment, request, self._registry, shapes)
 
         # Which of them are trained, and the values through which gradients flow.
         in_training = self._in_training() if request.training else []
@@ -190,9 +189,10 @@ class _Resolver:
                     names.extend((upstream,) if "." in upstream else shapes.outputs[upstream])
             self.inputs[label] = tuple(names)
         self.terms = tuple(map(LossBinder(nodes, shapes, self.assigned, table).term, request.losses))
-        self.compared_values = {name for term in self.terms for name in term.inputs}
-        columns = tuple(table.columns.values())
-        self.columns = {column.name: column for column in columns}
+        self.compared_values: set[str] = set()
+        for term in self.terms:
+            self.compared_values.update(term.inputs)
+        self.columns = table.columns
 
         # The segments, and the values that cross between them or between devices.
         self.groups = self._groups(trained)
@@ -207,12 +207,12 @@ class _Resolver:
             places.add((assignment.framework, assignment.device))
         crossings: tuple[Crossing, ...] = ()
         if len(places) > 1:
-            crossings = tuple(crossings_of(segments, self.assigned, shapes, self.live, self._registry))
+            crossings = tuple(crossings_of(segments, self.assigned, shapes, self.live, self.registry))
         plan = Plan(
             phase=request.phase,
-            graph=self._graph.label,
+            graph=self.graph.label,
             assignments=tuple(self.assigned.values()),
-            columns=columns,
+            columns=tuple(self.columns.values()),
             crossings=crossings,
             parts=tuple(parts),
             notes=tuple(self._notes(active)),
@@ -225,7 +225,9 @@ class _Resolver:
             live=self.live,
             shapes=shapes,
             step_columns=step_names,
-            matmul_precisions=matmul_precisions(request.phase, request.matmul_precision, self.assigned),
+            matmul_precisions=()
+            if request.matmul_precision is None
+            else matmul_precisions(request.phase, request.matmul_precision, self.assigned),
         )
 
     def _model(self, label: str) -> object:
@@ -266,7 +268,7 @@ class _Resolver:
             hint = "unfreeze a node that a loss depends on"
             if len(learning) == len(reasons):
                 hint = "use a model with trainable parameters; most frameworks ignore layers in a plain list"
-            problem = f"phase {self._request.phase!r} has nothing to train: {', '.join(reasons)}"
+            problem = f"phase {self.request.phase!r} has nothing to train: {', '.join(reasons)}"
             raise PhaseError(problem, hint=hint)
         # No node may train the model of a frozen node, which would change.
         for other, node in nodes.items():
@@ -309,7 +311,7 @@ class _Resolver:
             extra = len(shapes.training_only.get(label, ()))
             training = check_training_outputs(label, shapes.returned[label], extra, shapes.training[label])
             if None in training:
-                taken = values_read(self._request.losses, [shapes.inputs[other] for other in self.assigned])
+                taken = values_read(self.request.losses, [shapes.inputs[other] for other in self.assigned])
                 check_not_taken(label, shapes.outputs[label], training, taken)
         return in_training
 
@@ -318,7 +320,7 @@ class _Resolver:
         for label in trained:
             node, model, backend = self._nodes[label], self._model(label), self.assigned[label].backend
             node_optimizer = node.optimizer if isinstance(node, ModelNode) else None
-            optimizer = node_optimizer or self._graph.optimizer
+            optimizer = node_optimizer or self.graph.optimizer
             if optimizer is None:
                 raise PhaseError(
                     f"node {label!r} is trained but has no optimizer",
@@ -357,7 +359,7 @@ class _Resolver:
         nodes, shapes = self._nodes, self._shapes
         losses = tuple([term for term in self.terms if term.on in part])
         needed: set[str] = set()  # by the caller, or by other segments
-        for wanted in self._request.wants:
+        for wanted in self.request.wants:
             needed.update(shapes.outputs[wanted])
         for other, names in self.inputs.items():
             if other not in part:
@@ -374,7 +376,7 @@ class _Resolver:
             operations.append(operation)
             computed.update(operation.outputs)
             outputs += [name for name in operation.outputs if name in needed]
-            state = self._graph.optimizer_states.get(node_label)
+            state = self.graph.optimizer_states.get(node_label)
             if state is not None:
                 states[node_label] = state
         inputs: dict[str, tuple[TensorSpec, Device]] = {}  # each arrives on the device of the first that takes it
@@ -486,16 +488,16 @@ class _Resolver:
                 yield f"{label} moves from {before} to {device}: neither it nor the phase requests a device"
             if assignment.frozen and label in self.in_training:
                 yield f"{label} is frozen and runs in training mode: its running statistics move"
-        if self._request.matmul_precision is None:
+        if self.request.matmul_precision is None:
             yield from float32_notes(self.assigned, self._nodes)
-        for label in self._request.learners:
+        for label in self.request.learners:
             yield f"{label} learns by partial_fit on the host, step by step"
-        if not self._request.training:
+        if not self.request.training:
             for label, names in self.training_only.items():
                 yield f"the loss {label!r} is left out: {', '.join(names)} exists only in training"
             return
         for label in self._shapes.order:
-            if label not in active and label not in self._request.learners:
+            if label not in active and label not in self.request.learners:
                 yield f"{label} takes no part: no loss depends on it"
 
 
@@ -793,7 +795,26 @@ class LossBinder:
                     f"{what}: its first input, {loss.inputs[0]!r}, is not an output",
                     hint="write inputs=['outputs', 'targets'], in this order",
                 )
-            positions = positions_of(loss, spec)
+            # The shape, per sample, of the values in the mean: elements, or positions with classes each.
+            positions = spec.shape
+            if takes_classes(loss.loss) and spec.shape:
+                axis, wanted = class_axis(loss.loss.kwargs, spec), loss.loss.kwargs.get("class_axis", -1)
+                if wanted == 0 or axis >= len(spec.shape) or wanted < -len(spec.shape):
+                    raise ShapeError(
+                        f"{loss.loss.name} on node {loss.on!r} has class_axis={wanted}, but its output is {spec} after "
+                        "the batch",
+                        cause="axis 0 is the batch",
+                        available=f"1 to {len(spec.shape)}, or -1",
+                        hint="write class_axis=1 for [batch, classes, ...], or leave it out for [batch, ..., classes]",
+                    )
+                if spec.shape[axis] == 1:  # a softmax over a single logit is always 1: the loss would train nothing
+                    raise ShapeError(
+                        f"{loss.loss.name} on node {loss.on!r} needs at least two classes, but its output {spec} has "
+                        "one",
+                        hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each "
+                        "class",
+                    )
+                positions = (*spec.shape[:axis], *spec.shape[axis + 1 :])
             if output and target:
                 # Named losses compare two outputs as they are: nothing broadcasts.
                 other = shapes.specs[target[0]]
@@ -889,7 +910,7 @@ class LossBinder:
             loss: The loss.
             text: The input of the loss that names the column.
             output: The output that the loss compares it with.
-            positions: Shape of the positions of a named loss per sample; see `positions_of`.
+            positions: Shape of the positions of a named loss per sample.
 
         Raises:
             ShapeError: the shapes do not match; names the node and both shapes.
@@ -988,32 +1009,6 @@ def class_axis(settings: Any, output: TensorSpec) -> int:
     return axis - 1 if axis > 0 else axis % len(output.shape) if output.shape else -1
 
 
-def positions_of(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
-    """Return the shape, per sample, of the values in the mean of a named loss: elements, or positions with classes
-    each.
-
-    Raises:
-        ShapeError: the output has no such axis of classes, or one class: a softmax over a single logit is always 1, so
-            the loss would be 0 and train nothing.
-    """
-    if not takes_classes(loss.loss) or not output.shape:
-        return output.shape
-    axis, wanted = class_axis(loss.loss.kwargs, output), loss.loss.kwargs.get("class_axis", -1)
-    if wanted == 0 or axis >= len(output.shape) or wanted < -len(output.shape):
-        raise ShapeError(
-            f"{loss.loss.name} on node {loss.on!r} has class_axis={wanted}, but its output is {output} after the batch",
-            cause="axis 0 is the batch",
-            available=f"1 to {len(output.shape)}, or -1",
-            hint="write class_axis=1 for [batch, classes, ...], or leave it out for [batch, ..., classes]",
-        )
-    if output.shape[axis] == 1:
-        raise ShapeError(
-            f"{loss.loss.name} on node {loss.on!r} needs at least two classes, but its output {output} has one",
-            hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each class",
-        )
-    return (*output.shape[:axis], *output.shape[axis + 1 :])
-
-
 def check_weighing(
     loss: AppliedLoss, output: TensorSpec, positions: tuple[int, ...], backend: ComputingBackend, *, by_column: bool
 ) -> None:
@@ -1096,13 +1091,13 @@ class ColumnTable:
         streams: Streams of each feature set's sampler, by label; for other feature sets any stream may be read.
 
     Attributes:
-        columns: All columns so far.
+        columns: All columns so far, by name.
     """
 
     def __init__(self, streams: Mapping[str, Sequence[str]]) -> None:
-        self.columns: dict[tuple[object, ...], Column] = {}
+        self.columns: dict[str, Column] = {}
         self._streams = streams
-        self._names: set[str] = set()
+        self._by_form: dict[tuple[object, ...], Column] = {}
 
     def want(self, selection: ColumnSelection, spec: TensorSpec, to: Assignment, role: str) -> Column:
         """Return the column of a selection in this form on a node's device; created on first use.
@@ -1117,15 +1112,14 @@ class ColumnTable:
         if known and stream == known[0]:  # the first
             stream = ""
         key = (feature_set.label, names, stream, to.framework, to.device, spec)
-        if key not in self.columns:
+        if key not in self._by_form:
             base = name = str(selection._replace(stream=stream or None))
             number = 1
-            while name in self._names:  # of the same columns in another form or place
+            while name in self.columns:  # of the same columns in another form or place
                 number += 1
                 name = f"{base}#{number}"
-            self._names.add(name)
             stored = joined_spec(feature_set, names)
-            self.columns[key] = Column(
+            self.columns[name] = self._by_form[key] = Column(
                 name=name,
                 feature_set=feature_set.label,
                 columns=names,
@@ -1141,7 +1135,7 @@ class ColumnTable:
                 joined=joined_changes(feature_set, names),
                 ragged=feature_set.is_ragged(names[0]) and spec.shape[:1] == stored.shape[:1],
             )
-        return self.columns[key]
+        return self._by_form[key]
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:

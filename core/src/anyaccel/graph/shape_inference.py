@@ -769,14 +769,17 @@ def share(plan: Plan) -> None:
     Raises:
         MemoryShareError: a framework reserved the memory of a device before; has that framework's hint.
     """
-    backends: dict[User, Backend] = {
-        (assignment.framework, assignment.device): assignment.backend
-        for assignment in plan.assignments
-        if assignment.device.kind != "cpu"
-    }
+    backends: dict[User, Backend] = {}
+    for assignment in plan.assignments:
+        if assignment.device.kind != "cpu":
+            backends[assignment.framework, assignment.device] = assignment.backend
     shared: dict[User, set[str]] = {}
     for first, second in combinations(sorted(backends, key=str), 2):
-        if first[0] != second[0] and _is_same(backends[first], first[1], backends[second], second[1]):
+        if first[0] == second[0]:
+            continue
+        one, other = (registry().ask(backends[user], "device_info", user[1]).identity for user in (first, second))
+        is_same = one == other if one and other else first[1] == second[1]  # without identities, by kind and index
+        if is_same:
             shared.setdefault(first, set()).add(second[0])
             shared.setdefault(second, set()).add(first[0])
     for (framework, device), others in sorted(shared.items(), key=str):
@@ -785,13 +788,6 @@ def share(plan: Plan) -> None:
             raise MemoryShareError(
                 f"phase {plan.phase!r} uses {device} from {framework} and from {', '.join(sorted(others))}: {refusal}"
             )
-
-
-def _is_same(first: Backend, device: Device, second: Backend, other: Device) -> bool:
-    """Whether two devices are one: by identity if both have one, otherwise by kind and index."""
-    ask = registry().ask
-    identities = ask(first, "device_info", device).identity, ask(second, "device_info", other).identity
-    return identities[0] == identities[1] if all(identities) else device == other
 
 
 def _share(backend: Backend, device: Device, count: int) -> str:
