@@ -244,7 +244,7 @@ class ModelNode(AttributeHints):
         self.precision = None if precision is None else checked_precision(GraphError, where, precision)
         self.remat = None if remat is None else text(GraphError, where, "remat", remat, "text", "'blocks'")
         self.sharding = None if sharding is None else load(SETTINGS, "ModelNode.sharding")(where, sharding)
-        layout = device_map, max_memory, offload
+        layout: tuple[Any, Any, Any] = device_map, max_memory, offload
         for (name, default), value in zip(LAYOUT_SETTINGS.items(), layout, strict=True):
             if type(value) is not type(default) or value != default:
                 layout = divided_layout(name).settings(where, *layout)

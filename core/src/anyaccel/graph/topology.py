@@ -8,7 +8,7 @@ from typing import Any
 
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import GraphError
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, Upstream
 from anyaccel.suggestions import did_you_mean
 
 _RESERVED = {
@@ -208,7 +208,7 @@ def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
     """
     check_node(new)
     for node in nodes.values():
-        upstreams = []
+        upstreams: list[Upstream] = []
         for upstream in node.upstreams:
             if isinstance(upstream, str):
                 feeding, dot, output = upstream.partition(".")
