@@ -37,3 +37,18 @@ def test_a_class_made_of_nan_is_told(loss, width):
     with warnings.catch_warnings():
         warnings.simplefilter("error", NaNWarning)
         assert np.isnan(fitted.predict(broken[7:8], outputs=True)).all()
+
+
+@pytest.mark.parametrize("call", ["evaluate", "score"])
+def test_targets_that_are_nan_are_told(call):
+    y = X.sum(axis=1, keepdims=True)
+    fitted = aa.fit(aa.SequentialMLP(1), (X, y), loss="mse", **FAST)
+    y[[5, 9]] = np.nan
+    with pytest.warns(
+        NaNWarning, match=rf"{call}: the target 'y' is NaN in 2 of 40 rows, the first in row 5.*leave these rows out"
+    ):
+        results = getattr(fitted, call)((X, y))
+    assert np.isnan(results if call == "score" else results.loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NaNWarning)
+        getattr(fitted, call)((X[10:], y[10:]))

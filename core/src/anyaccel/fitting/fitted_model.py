@@ -301,7 +301,9 @@ class FittedModel(AttributeHints):
         columns = [view.array(name).reshape(len(view), -1) for name in targets]
         joined = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
         actual = self._named_classes(joined.reshape(predicted.shape), targets)
-        return accuracy(actual, predicted) if is_classes else float(r2(predicted, actual))
+        score = accuracy(actual, predicted) if is_classes else float(r2(predicted, actual))
+        self._warn_of_missing_targets("score", rows, [score])
+        return score
 
     def _only_classes(self, what: str) -> tuple[Loss, Sequence[str]]:
         """Return the loss and the targets of a model whose only output is classes."""
@@ -346,7 +348,10 @@ class FittedModel(AttributeHints):
         losses = [loss for loss in self.losses if loss.loss.own is None]
         if is_treated(self._data):
             metrics = load_setting(SETTINGS, "fit.preprocess").metrics_in_units(metrics, self._data, losses)
-        return self._run(EvalPhase("evaluate", data=self._rows(data), metrics=metrics, losses=losses))
+        rows = self._rows(data)
+        results = self._run(EvalPhase("evaluate", data=rows, metrics=metrics, losses=losses))
+        self._warn_of_missing_targets("evaluate", rows, [*results.losses.values(), *results.metrics.values()])
+        return results
 
     def _run(self, phase: EvalPhase, graph: ModelGraph | None = None) -> EvalResults:
         quiet = Experiment(self.experiment.label, graph or self.graph, progress="none")
@@ -411,6 +416,20 @@ class FittedModel(AttributeHints):
             problem = f"{call}: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
             problem += f"{int(broken.argmax())}; their {what} are meaningless. Hint: see predict(data, outputs=True)"
             warnings.warn(problem, NaNWarning, stacklevel=user_level())
+
+    def _warn_of_missing_targets(self, call: str, rows: Any, figures: Sequence[float]) -> None:
+        """Warn of targets that are NaN, if figures are NaN."""
+        if not isinstance(rows, (str, Mapping)) or not np.isnan(figures).any():
+            return
+        view = self._data.split(rows) if isinstance(rows, str) else rows[self._label].view()
+        for name in self._data.targets:
+            values = view.array(name).reshape(len(view), -1)
+            missing = np.isnan(values).any(axis=1) if values.dtype.kind == "f" else np.zeros(len(view), bool)
+            if missing.any():
+                problem = f"{call}: the target {name!r} is NaN in {int(missing.sum())} of {len(view)} rows, the first "
+                problem += f"in row {int(missing.argmax())}, so its figures are NaN. Hint: leave these rows out "
+                problem += f"(pandas: table.dropna(subset=[{name!r}]))"
+                warnings.warn(problem, NaNWarning, stacklevel=user_level())
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
