@@ -42,6 +42,12 @@ def test_losses_of_users(hint: Any) -> None:
     with hint("write def loss(outputs, targets), or name its arguments in inputs=[...]"):
         run(TrainPhase("train", data="train", losses=[AppliedLoss(lambda outputs: outputs.mean(), on="net")]))
 
+    for triplets in (torch.nn.TripletMarginLoss(), torch.nn.TripletMarginLoss):
+        with hint("write def loss(outputs, targets), or name its arguments in inputs=[...]"):
+            run(TrainPhase("train", data="train", losses=[AppliedLoss(triplets, on="net")]))
+        named = AppliedLoss(triplets, on="net", inputs=["outputs", "targets", "data.y"])
+        assert run(TrainPhase("train", data="train", losses=[named])).loss.size
+
     def loss(outputs: Any, targets: Any) -> Any:
         return ((outputs - targets) ** 2).mean()
 

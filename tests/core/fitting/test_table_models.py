@@ -169,8 +169,9 @@ def test_an_error_inside_the_function_is_the_users_own():
     def make(n_features, n_outputs):
         return n_features + "wide"
 
-    with pytest.raises(TypeError, match="unsupported operand"):
+    with pytest.raises(TypeError, match="unsupported operand") as error:
         fit(make)
+    assert "fit called the function make with 2 and 3, the numbers of features and outputs" in error.value.__notes__[0]
 
 
 def test_it_says_that_it_trains_with_numpy_where_nothing_else_is_there(monkeypatch):

@@ -152,9 +152,14 @@ class TableModel:
             return make(widths.n_numbers, widths.cardinalities, n_outputs)
         try:
             made = self._model(widths.n_features, n_outputs)
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # the error comes from inside the function
+        except Exception as error:
+            if not isinstance(error, TypeError) or (error.__traceback__ and error.__traceback__.tb_next):
+                error.add_note(  # of an error inside the function
+                    f"fit called {_named(self._model)} with {widths.n_features} and {n_outputs}, the numbers of "
+                    "features and outputs, to create a model. Hint: if the function computes outputs from rows, pass "
+                    "it as a model of its framework, with its parameters."
+                )
+                raise
             is_class = isinstance(self._model, type)
             raise PhaseError(
                 f"{_named(self._model)} does not accept the widths of a model: {error}",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, Literal
 
 from anyaccel.adapter.optimizers import unmatched_patterns
@@ -824,9 +824,11 @@ class LossBinder:
         inputs: list[str] = []
         for text in loss.inputs:
             inputs += outputs[text] or [self._target(loss, text, spec, positions)]
-        if isinstance(loss.loss.own, FunctionType):
+        own = loss.loss.own
+        call = own if isinstance(own, FunctionType) else getattr(own, "forward", None)  # of a function, or of a module
+        if isinstance(call, (FunctionType, MethodType)):
             try:  # with as many values as it would get in the first step
-                inspect.signature(loss.loss.own).bind(*inputs)
+                inspect.signature(call).bind(*((own,) if isinstance(own, type) else ()), *inputs)
             except TypeError as error:
                 raise SpecError(
                     f"the loss {loss.loss.name!r} on {loss.on!r} does not accept {', '.join(inputs)}: {error}",
