@@ -9,7 +9,7 @@ from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.checkpointing import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.framework_settings import FrameworkSettings
-from anyaccel.phases.planning.machine_plan import plan_for, plan_of
+from anyaccel.phases.planning import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Run, RunStats

@@ -43,7 +43,7 @@ from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, OutOfMemoryReport
-from anyaccel.phases.planning.machine_plan import plan_for, plan_of
+from anyaccel.phases.planning import plan_for, plan_of
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, evaluated_losses, leave_contexts, prepare, resolve_phase, streams_of
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
