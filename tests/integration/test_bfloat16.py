@@ -60,9 +60,9 @@ def model(framework: str) -> Any:
     return MODELS[framework]()
 
 
-def experiment(model: Any) -> aa.Experiment:
+def experiment(model: Any, optimizer: Any = None) -> aa.Experiment:
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
-    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("sgd", lr=0.5))
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], optimizer or aa.Optimizer("sgd", lr=0.5))
     return aa.Experiment("e", graph, progress="none")
 
 
@@ -103,14 +103,26 @@ def test_predictions_are_float32_in_arrays_metrics_and_tables(model: Any) -> Non
     assert pa.table(result.to_arrow()).column("prediction.net").to_pylist() == predicted[:, 0].tolist()
 
 
-def test_a_saved_graph_comes_back_bit_by_bit(model: Any, framework: str, tmp_path: Path) -> None:
-    backend, ours = registry().computing(framework), experiment(model)
-    ours.run_phase(aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], batch_size=8))
+def test_a_saved_graph_comes_back_bit_by_bit_and_goes_on(model: Any, framework: str, tmp_path: Path) -> None:
+    backend, ours = registry().computing(framework), experiment(model, "adam")
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], batch_size=8)
+    ours.run_phase(phase)
     ours.graph.save(tmp_path / "saved")
-    loaded = aa.ModelGraph.load(tmp_path / "saved", models={"net": MODELS[framework]()})
-    (before,), (after,) = (backend.state(graph["net"].model).values() for graph in (ours.graph, loaded))
-    assert after.dtype == before.dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(after.view(np.int16), before.view(np.int16))
+    data = ours.graph.feature_sets["data"]
+    loaded = aa.ModelGraph.load(tmp_path / "saved", models={"net": MODELS[framework]()}, feature_sets=[data])
+    for _ in range(2):  # as loaded, and one phase later
+        (before,), (after,) = (backend.state(graph["net"].model).values() for graph in (ours.graph, loaded))
+        assert after.dtype == before.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(after.view(np.int16), before.view(np.int16))
+        ours.graph.run(phase, progress="none")
+        loaded.run(phase, progress="none")
+
+
+@pytest.mark.shared
+def test_weights_are_copied_into_bfloat16(model: Any, framework: str) -> None:
+    aa.copy_weights(MODELS[framework](START * 1.37, "float32"), model)
+    (copied,) = registry().computing(framework).state(model).values()
+    np.testing.assert_array_equal(copied.reshape(3, 1), (START * 1.37).astype(ml_dtypes.bfloat16))
 
 
 RANDOM = np.random.default_rng(26)

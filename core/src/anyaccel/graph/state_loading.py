@@ -23,6 +23,7 @@ from anyaccel.graph.weight_loading import (
     check_axes,
     check_functions,
     check_shared,
+    is_float,
     match,
     named_values,
     plain_names,
@@ -230,7 +231,7 @@ def _slot_differences(
                 yield _Difference(problem)
         elif value is None:
             yield _Difference(f"the state of node {label!r} does not fit: it has {name}", ", ".join(current))
-        elif array.dtype.kind not in "biufc":
+        elif array.dtype.kind not in "biufc" and not is_float(array.dtype):
             yield _Difference(f"{label}/{name} in the state must have a numeric dtype, got {array.dtype}")
         elif slot in named and array.shape != value.shape:
             yield _unlike(f"{label}/{name}", array, value)

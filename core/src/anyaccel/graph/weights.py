@@ -12,7 +12,7 @@ from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import StateError
-from anyaccel.graph.weight_loading import Change, has_unknown_axes, transposing
+from anyaccel.graph.weight_loading import Change, has_unknown_axes, is_float, transposing
 from anyaccel.registry import registry
 
 
@@ -112,7 +112,7 @@ def _short(name: str) -> str:
 
 def _converted(name: str, array: np.ndarray, target: np.ndarray, change: Change | None) -> np.ndarray:
     value = array if change is None else np.asarray(change(name, array))
-    floating = value.dtype.kind == target.dtype.kind == "f"
+    floating = is_float(value.dtype) and is_float(target.dtype)
     if value.shape != target.shape or not (floating or value.dtype == target.dtype):
         raise StateError(
             f"{name} is {target.dtype}{list(target.shape)} in the target and would become "
