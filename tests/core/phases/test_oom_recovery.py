@@ -24,7 +24,8 @@ from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SequentialMLP, simulate
 from anyaccel.phases import Callback, EvalPhase, Phase, Run, TrainPhase, execute, oom_recovery
 from anyaccel.phases.loading import residency as loader_factory
-from anyaccel.phases.oom_recovery import OutOfMemoryReport, Snapshots, smaller
+from anyaccel.phases.loop_extension import CallInProgress
+from anyaccel.phases.oom_recovery import EpochRecovery, OutOfMemoryReport, smaller
 from anyaccel.phases.progress import Progress
 from anyaccel.specs import Optimizer
 
@@ -661,7 +662,7 @@ def test_snapshots_are_given_up_before_a_phase_fails(monkeypatch: pytest.MonkeyP
 
     capacities = range(30_000, 70_000, 1_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Snapshots, "take", lambda self, step=0, n_losses=0: None)
+        patch.setattr(EpochRecovery, "take", lambda self, n_losses: None)
         least = next(capacity for capacity in capacities if fits(capacity) is not None)
     result = fits(least)
     assert result is not None and told(result)[-1][2] == "snapshots are no longer taken, to save memory"
@@ -687,7 +688,7 @@ def test_snapshots_that_fill_the_memory_are_given_up_before_steps_get_smaller() 
     with simulate(1):
         run(expected, phase())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Snapshots, "take", lambda self, step=0, n_losses=0: None)
+        patch.setattr(EpochRecovery, "take", lambda self, n_losses: None)
         least = next(capacity for capacity in range(100_000, 300_000, 4_000) if fits(capacity) is not None)
     graph = made()
     with simulate(1, capacity=least + 4_000):
@@ -958,6 +959,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     yield made
 
 
+def recovery_of(pipeline: Any, *, repeatable: bool) -> tuple[EpochRecovery, Any]:
+    """The recovery of a run over a loader that may be able to continue at any step, and the run."""
+    run = SimpleNamespace(step=0)
+    room = SimpleNamespace(loader=SimpleNamespace(repeatable=repeatable))
+    return EpochRecovery(run, pipeline, room, (), CallInProgress()), run  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("cost", "step"), [(1.0, 0.1), (1.0, 1.0), (0.01, 1.0), (5.0, 7.0), (0.0, 1.0)])
 def test_snapshots_take_at_most_a_small_share_of_the_time(cost: float, step: float, clock: Clock) -> None:
     class Copied:
@@ -975,11 +983,11 @@ def test_snapshots_take_at_most_a_small_share_of_the_time(cost: float, step: flo
             pass
 
     pipeline = Copied()
-    snapshots = Snapshots(pipeline, within_epoch=True)  # type: ignore[arg-type]
-    snapshots.take()
-    for done in range(1, 5001):
+    recovery, run = recovery_of(pipeline, repeatable=True)
+    recovery.steps_begin([])  # type: ignore[arg-type]
+    for run.step in range(1, 5001):
         clock.now += step
-        snapshots.after_step(done, [None] * done)  # type: ignore[arg-type]
+        recovery.after_call([None] * run.step)  # type: ignore[arg-type]
     assert pipeline.taken >= 1 and (pipeline.taken - 1) * cost <= 0.002 * clock.now
     if cost and step * 5000 > 1500 * cost:
         assert (pipeline.taken - 1) * cost >= 0.001 * clock.now - cost, "nor much less"
@@ -990,16 +998,16 @@ def test_a_loader_that_cannot_repeat_has_a_snapshot_at_the_start_only(clock: Clo
     pipeline = SimpleNamespace(
         snapshot=lambda: taken.append(clock.now), restore=lambda snapshot: None, synchronize=lambda: None
     )
-    snapshots = Snapshots(pipeline, within_epoch=False)  # type: ignore[arg-type]
-    snapshots.take()
-    for done in range(100):
+    recovery, run = recovery_of(pipeline, repeatable=False)
+    recovery.steps_begin([])  # type: ignore[arg-type]
+    for run.step in range(100):
         clock.now += 1.0
-        snapshots.after_step(done, [])  # type: ignore[arg-type]
+        recovery.after_call([])  # type: ignore[arg-type]
     assert taken == [0.0]
     kept: list[int] = []
-    assert snapshots.restore(SimpleNamespace(truncate=kept.append)) == 0 and kept == [0]  # type: ignore[arg-type]
-    snapshots.clear()
-    assert snapshots.restore(SimpleNamespace(truncate=kept.append)) is None  # type: ignore[arg-type]
+    assert recovery.restore(SimpleNamespace(truncate=kept.append)) == 0 and kept == [0]  # type: ignore[arg-type]
+    recovery.ended()
+    assert recovery.restore(SimpleNamespace(truncate=kept.append)) is None  # type: ignore[arg-type]
 
 
 # -- sizes of parts ----------------------------------------------------------------------------------------------------

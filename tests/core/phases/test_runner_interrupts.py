@@ -220,7 +220,7 @@ def test_an_error_between_two_updates_of_a_step_goes_back_to_the_snapshot(line, 
     graph, plain, (listen, steps) = line().build(), line().build(), told
     fail_in_the_third_step(monkeypatch)
     monkeypatch.setattr(Pipeline, "is_updating", True)
-    monkeypatch.setattr("anyaccel.phases.oom_recovery.Snapshots.after_step", lambda *_: None)
+    monkeypatch.setattr("anyaccel.phases.oom_recovery.EpochRecovery.after_call", lambda *_: None)
     with pytest.raises(ValueError, match="the third batch") as raised:
         experiment(graph).run_phase(train(callbacks=[listen]))
     assert "a step was broken off: values are those after 0 steps of this epoch" in raised.value.__notes__

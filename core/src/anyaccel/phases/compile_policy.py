@@ -28,25 +28,6 @@ _Shape = tuple[StepSize, int]
 """What a step is compiled for: rows of a step, rows of the columns."""
 
 
-class _Timing:
-    """Time that steps have taken: of the clock, or of the processor where that is less and computes everything."""
-
-    def __init__(self, on_host: bool) -> None:
-        self._on_host, self.calls = on_host, 0
-        self._clock, self._processor = 0.0, 0.0
-
-    def add(self, clock: float, processor: float) -> None:
-        """Take in the seconds of a call."""
-        self.calls += 1
-        self._clock += clock
-        self._processor += processor
-
-    @property
-    def seconds(self) -> float:
-        """The seconds of all calls."""
-        return min(self._clock, self._processor) if self._on_host else self._clock
-
-
 class CompilePolicy(LoopExtension):
     """The decision of one TrainPhase whether to compile.
 
@@ -92,9 +73,12 @@ class CompilePolicy(LoopExtension):
         self._log_event, self._on_activity = run.log_event, on_activity
         self._tried: set[_Shape] = set()
         self._shape: _Shape | None = None
-        on_host = pipeline.on_host
-        self._plain, self._timed, self._timed_steps = _Timing(on_host), _Timing(on_host), 0
-        self._processor_seconds = time.process_time()
+        self._on_host, self._processor_now = pipeline.on_host, time.process_time()
+        # Of uncompiled calls: seconds of the clock, of the processor, and the lower of the two if both count.
+        self._plain_calls, self._plain_clock, self._plain_processor, self._plain_seconds = 0, 0.0, 0.0, 0.0
+        # The same without the first call, which does not represent the others.
+        self._timed_steps, self._timed_clock, self._timed_processor, self._timed_seconds = 0, 0.0, 0.0, 0.0
+        self._step_seconds = 0.0
         self._wait_seconds = math.inf
         self._decided = self._mode == "off"
         self._estimate: CompileEstimate | None = None
@@ -116,7 +100,13 @@ class CompilePolicy(LoopExtension):
         names = self._pipeline.renew_compiled() if self._may_change else []
         if not names:
             return
-        if self._dropped(names, f"{_changed(names)} changed"):
+        self._n_changes.update(names)
+        self._steps_between, self._n_steps_at_change = self._n_steps - self._n_steps_at_change, self._n_steps
+        self._compiled_calls = 0
+        n_more = math.inf if self._steps_left is None else self._steps_left / max(self._steps_between, 1)
+        repeats = self._tried and max(self._n_changes[name] for name in names) > 1
+        if self._mode == "auto" and repeats and (self._timed_steps or n_more >= _MOST_COMPILATIONS):
+            self._cause, self._is_dropped = f"{_changed(names)} changed", True
             self._pipeline.run_uncompiled()
         else:
             self._log_event("compile", f"compiled steps are dropped because {_changed(names)} changed")
@@ -140,20 +130,27 @@ class CompilePolicy(LoopExtension):
         elif self._mode == "steps":
             self._compile(runner, size, "as the phase asks")
         else:
-            if self._estimate is None or self._timed.seconds >= 2 * self._asked_at:  # it is known better by now
+            if self._estimate is None or self._timed_seconds >= 2 * self._asked_at:  # it is known better by now
                 self._estimate = runner.program.estimate_compile(self._max_call_steps)
-                self._asked_at = self._timed.seconds
+                self._asked_at = self._timed_seconds
             estimate = self._estimate
             if estimate is not None:
-                seconds = estimate.compile_seconds
-                timed_enough = min(_TIMED_SECONDS, _TIMED_SHARE * seconds)
+                seconds, left = estimate.compile_seconds, math.inf if self._steps_left is None else self._steps_left
+                timed_enough, saved = min(_TIMED_SECONDS, _TIMED_SHARE * seconds), 1.0 - estimate.step_ratio
                 if _is_free(estimate):
                     self._compile(runner, size, "compiling takes no longer than uncompiled steps")
-                elif not self._timed_steps or self._timed.seconds < timed_enough:
-                    self._wait_seconds = timed_enough - self._timed.seconds
-                elif self._pays_off(estimate):
-                    why = f"{self._why(estimate)}; {seconds:.1f} s were expected for it"
-                    self._compile(runner, size, why)
+                elif not self._timed_steps or self._timed_seconds < timed_enough:
+                    self._wait_seconds = timed_enough - self._timed_seconds
+                elif saved <= 0.0 or left * self._step_seconds * saved <= seconds:
+                    pass  # it does not pay off
+                elif not self._open_ended:
+                    why = f"{left:,} steps are left, and each saves about {self._step_seconds * saved * 1e6:.0f} us"
+                    self._compile(runner, size, f"{why}; {seconds:.1f} s were expected for it")
+                elif self._plain_seconds < seconds:
+                    self._wait_seconds = seconds - self._plain_seconds
+                else:
+                    why = f"uncompiled steps have taken {self._plain_seconds:.1f} s"
+                    self._compile(runner, size, f"{why}; {seconds:.1f} s were expected for it")
 
     def most_steps(self, call: Call) -> int:
         """Return the most steps that do not delay the next decision."""
@@ -164,8 +161,9 @@ class CompilePolicy(LoopExtension):
         return max(1, math.ceil(self._wait_seconds / max(self._step_seconds, 1e-9)))
 
     def call_timed(self, n_steps: int, seconds: float) -> None:
-        """Record the time of a call. The first call is not timed, because it does not represent the others."""
-        before, self._processor_seconds = self._processor_seconds, time.process_time()
+        """Record the time of a call."""
+        before, self._processor_now = self._processor_now, time.process_time()
+        processor = self._processor_now - before
         if self._steps_left is not None:
             self._steps_left -= n_steps
         self._n_steps += n_steps
@@ -174,28 +172,17 @@ class CompilePolicy(LoopExtension):
             if self._compiled_calls > 1:
                 self._compiled_step_seconds = seconds / n_steps
             return
-        if self._plain.calls:
+        if self._plain_calls:
             self._timed_steps += n_steps
-            self._timed.add(seconds, self._processor_seconds - before)
-        self._plain.add(seconds, self._processor_seconds - before)
-
-    def _dropped(self, names: Sequence[str], cause: str) -> bool:
-        """Drop compiled code because these values changed. Return whether steps run uncompiled until the next decision.
-
-        Args:
-            names: Names of the values.
-            cause: Why they changed, in words.
-        """
-        self._n_changes.update(names)
-        self._steps_between, self._n_steps_at_change = self._n_steps - self._n_steps_at_change, self._n_steps
-        self._compiled_calls = 0
-        if self._mode != "auto" or not self._tried or max(self._n_changes[name] for name in names) < 2:
-            return False
-        n_more = math.inf if self._steps_left is None else self._steps_left / max(self._steps_between, 1)
-        if not self._timed_steps and n_more < _MOST_COMPILATIONS:
-            return False
-        self._cause, self._is_dropped = cause, True
-        return True
+            self._timed_clock += seconds
+            self._timed_processor += processor
+            on_clock = self._timed_clock
+            self._timed_seconds = min(on_clock, self._timed_processor) if self._on_host else on_clock
+            self._step_seconds = self._timed_seconds / self._timed_steps
+        self._plain_calls += 1
+        self._plain_clock += seconds
+        self._plain_processor += processor
+        self._plain_seconds = min(self._plain_clock, self._plain_processor) if self._on_host else self._plain_clock
 
     def _decide_again(self, runner: ChunkRunner, size: StepSize) -> None:
         """Compile again, if that pays for the steps until the next change."""
@@ -231,7 +218,16 @@ class CompilePolicy(LoopExtension):
         if self._shape is None:
             self._give_up("all batches have different shapes")
         elif self._estimate is not None:
-            self._log_plain(self._why_not(self._estimate))
+            costs = f"compiling would take about {_duration(self._estimate.compile_seconds)}"
+            if self._estimate.step_ratio >= 1.0:
+                self._log_plain("compiled steps would not be faster")
+            elif not self._timed_steps:
+                self._log_plain(f"{costs}, and the phase ended before uncompiled steps were timed")
+            else:  # the decision may have been made with less information
+                saved = self._timed_seconds * (1.0 - self._estimate.step_ratio)
+                late = ", but this was known too late" if saved > self._estimate.compile_seconds else ""
+                steps = f"{self._timed_steps:,} step{'s' * (self._timed_steps > 1)} of {_duration(self._step_seconds)}"
+                self._log_plain(f"{costs} and save {_duration(saved)} in {steps}{late}")
         elif self._max_call_steps == 1:
             self._log_plain(
                 "a step_end hook runs after every step, and single steps are not "
@@ -239,10 +235,6 @@ class CompilePolicy(LoopExtension):
             )
         else:
             self._log_plain("the backend cannot compile them, or expects little gain; compile='steps' tries it")
-
-    @property
-    def _step_seconds(self) -> float:
-        return self._timed.seconds / self._timed_steps
 
     def _give_up(self, why: str) -> None:
         self._decided = True
@@ -254,36 +246,6 @@ class CompilePolicy(LoopExtension):
     def _log_plain(self, why: str) -> None:
         if self._can_compile:
             self._log_event("compile", f"steps are not compiled: {why}", verbose=True)
-
-    def _pays_off(self, estimate: CompileEstimate) -> bool:
-        """Whether to compile now, if known; sets how long to wait with that at least."""
-        left = math.inf if self._steps_left is None else self._steps_left
-        if estimate.step_ratio >= 1.0:
-            return False
-        if left * self._step_seconds * (1.0 - estimate.step_ratio) <= estimate.compile_seconds:
-            return False
-        if self._open_ended and self._plain.seconds < estimate.compile_seconds:
-            self._wait_seconds = estimate.compile_seconds - self._plain.seconds
-            return False
-        return True
-
-    def _why(self, estimate: CompileEstimate) -> str:
-        if self._open_ended:
-            return f"uncompiled steps have taken {self._plain.seconds:.1f} s"
-        saved = self._step_seconds * (1 - estimate.step_ratio) * 1e6
-        return f"{self._steps_left:,} steps are left, and each saves about {saved:.0f} us"
-
-    def _why_not(self, estimate: CompileEstimate) -> str:
-        """Return the reason known at the end; the decision may have been made with less information."""
-        if estimate.step_ratio >= 1.0:
-            return "compiled steps would not be faster"
-        costs = f"compiling would take about {_duration(estimate.compile_seconds)}"
-        if not self._timed_steps:
-            return f"{costs}, and the phase ended before uncompiled steps were timed"
-        saved = self._timed.seconds * (1.0 - estimate.step_ratio)
-        late = ", but this was known too late" if saved > estimate.compile_seconds else ""
-        steps = f"{self._timed_steps:,} step{'s' * (self._timed_steps > 1)} of {_duration(self._step_seconds)}"
-        return f"{costs} and save {_duration(saved)} in {steps}{late}"
 
     def _compile(self, runner: ChunkRunner, size: StepSize, why: str) -> None:
         self._tried.add((size, runner.n_rows))

@@ -16,7 +16,7 @@ from typing import Any
 from anyaccel import interrupts
 from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.executor.pipeline import ChunkRunner
-from anyaccel.phases.loading.epoch_plan import StepRange, StepSize
+from anyaccel.phases.loading.epoch_plan import StepRange, StepRows, StepSize
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
 
@@ -50,6 +50,7 @@ class Call:
         size: Rows of a step.
         n_steps: Number of its steps; 0 until this is decided.
         n_counted: Number of these that `run.step` has counted while it ran.
+        rows: Rows of its only step by feature set, if feature sets give different ones; otherwise None.
         train: Function that makes the call.
     """
 
@@ -59,7 +60,12 @@ class Call:
     size: StepSize
     n_steps: int = 0
     n_counted: int = 0
-    train: Callable[[Call], list[Losses]] = lambda call: call.runner.train_steps(call.start, call.n_steps, call.size)
+    rows: StepRows | None = None
+    train: Callable[[Call], list[Losses]] = lambda call: (
+        call.runner.train_steps(call.start, call.n_steps, call.size)
+        if call.rows is None
+        else call.runner.train_step(call.rows, call.size)
+    )
 
 
 class LoopExtension:
@@ -131,10 +137,11 @@ class Moments:
 
     def __init__(self, extensions: Sequence[LoopExtension]) -> None:
         def overriding(moment: str) -> tuple[Callable[..., Any], ...]:
-            plain = getattr(LoopExtension, moment)
-            return tuple(
-                getattr(extension, moment) for extension in extensions if getattr(type(extension), moment) is not plain
-            )
+            found: list[Callable[..., Any]] = []
+            for extension in extensions:
+                if getattr(type(extension), moment) is not getattr(LoopExtension, moment):
+                    found.append(getattr(extension, moment))
+            return tuple(found)
 
         self.run_begins = overriding("run_begins")
         self.epoch_begins = overriding("epoch_begins")
@@ -205,11 +212,12 @@ class PendingCalls:
         """Yield the steps and seconds of each call that is done by now; of all calls if their losses have been read."""
         while self._calls:
             losses, n_steps, began = self._calls[0]
-            while not (are_read or all(pending.is_ready() for pending in losses)):
-                if len(self._calls) < 2:
-                    return
-                time.sleep(_POLL_SECONDS)
-                interrupts.check()
+            for pending in () if are_read else losses:
+                while not pending.is_ready():
+                    if len(self._calls) < 2:
+                        return
+                    time.sleep(_POLL_SECONDS)
+                    interrupts.check()
             self._calls.popleft()
             before, self._finished_at = self._finished_at, time.perf_counter()
             yield n_steps, self._finished_at - max(began, before)

@@ -52,9 +52,13 @@ class LossAccumulator:
 
     def means(self) -> dict[str, float]:
         """Return means over everything that was added, by label, in float64. Waits for the devices."""
-        sums = self.sums()
-        self.weightless = tuple(label for label, (_, weight) in sums.items() if weight == 0)
-        return {label: total / weight if weight else math.nan for label, (total, weight) in sums.items()}
+        means, weightless = dict[str, float](), list[str]()
+        for label, (total, weight) in self.sums().items():
+            means[label] = total / weight if weight else math.nan
+            if weight == 0:
+                weightless.append(label)
+        self.weightless = tuple(weightless)
+        return means
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return sums and weights over everything that was added, by label, in float64. Waits for the devices."""
@@ -80,22 +84,20 @@ class LossAccumulator:
         """
         first: dict[str, tuple[int, float]] = {}
         for i, losses in enumerate(self._losses):
-            for label, row, value in _not_finite(losses):
-                step = self._step_of(i) + row
-                if label not in first or step < first[label][0]:
-                    first[label] = step, value
+            call = bisect_right(self._calls, (i, math.inf, 0)) - 1
+            begin, step, n_steps = self._calls[call]
+            if losses.pairs is None:
+                columns = _host_columns(losses)[0]
+            else:  # entries of single steps are spread evenly over the steps of a call
+                end = self._calls[call + 1][0] if call + 1 < len(self._calls) else len(self._losses)
+                step += (i - begin) * n_steps // (end - begin)
+                totals = _floats(losses.backend, [total for total, _ in losses.pairs.values()])
+                columns = {label: np.array([total]) for label, total in zip(losses.pairs, totals, strict=True)}
+            for label, column in columns.items():
+                rows = np.flatnonzero(~np.isfinite(column))
+                if rows.size and (label not in first or step + rows[0] < first[label][0]):
+                    first[label] = step + int(rows[0]), float(column[rows[0]])
         return first
-
-    def _step_of(self, entry: int) -> int:
-        """Return the step of an entry, or its first one; entries of single steps are spread evenly over those of a
-        call.
-        """
-        call = bisect_right(self._calls, (entry, math.inf, 0)) - 1
-        begin, first_step, n_steps = self._calls[call]
-        end = self._calls[call + 1][0] if call + 1 < len(self._calls) else len(self._losses)
-        return (
-            first_step if self._losses[entry].pairs is None else first_step + (entry - begin) * n_steps // (end - begin)
-        )
 
 
 def step_means(losses: Sequence[Losses], n_steps: int) -> dict[str, np.ndarray]:
@@ -144,16 +146,3 @@ def _host_columns(losses: Losses) -> tuple[dict[str, np.ndarray], dict[str, np.n
     table = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)[: losses.n_steps].T
     means = dict(zip(losses.labels, table, strict=False))
     return means, dict(zip(losses.weighted, table[len(losses.labels) :], strict=True))
-
-
-def _not_finite(losses: Losses) -> Iterator[tuple[str, int, float]]:
-    """Label, row and value of the first mean or sum of each label that is not finite."""
-    if losses.pairs is None:
-        columns = _host_columns(losses)[0]
-    else:
-        totals = _floats(losses.backend, [total for total, _ in losses.pairs.values()])
-        columns = {label: np.array([total]) for label, total in zip(losses.pairs, totals, strict=True)}
-    for label, column in columns.items():
-        rows = np.flatnonzero(~np.isfinite(column))
-        if rows.size:
-            yield label, int(rows[0]), float(column[rows[0]])

@@ -54,7 +54,7 @@ class OutOfMemoryRecovery(LoadedRows):
     def __init__(self, *, name: str, loader: BatchLoader, report: OutOfMemoryReport, log_event: LogEvent) -> None:
         super().__init__(loader)
         self.batch_size = report.factory.batch_size
-        self.snapshots: Snapshots | None = None
+        self.snapshots: EpochRecovery | None = None
         self._name, self._report, self._log_event = name, report, log_event
 
     def make_room(self, error: MemoryError, n_rows: int = 0) -> None:
@@ -156,42 +156,73 @@ class _Snapshot:
     heard: list[dict[str, Any]]
 
 
-class Snapshots:
-    """Snapshots of one epoch: at its start, and then at intervals that cost little time.
+class EpochRecovery(LoopExtension):
+    """Restore a snapshot in a training if memory ran out, or if an error interrupted a step.
+
+    Snapshots are taken at the start of each epoch and then, if the loader can continue at any step, at intervals that
+    cost little time.
 
     Args:
-        pipeline: The programs.
-        within_epoch: Whether an epoch can be resumed at any step, or only at its start.
+        run: The run, which counts steps.
+        pipeline: The programs, which count their completed steps.
+        room: Measures if rows do not fit.
         callbacks: Callbacks, which are restored, too: they receive the repeated steps again.
+        in_progress: The call that an error ends.
+        steps_before: Steps of an earlier run, which the programs do not count.
+        takes_snapshots: Whether there may be room for them.
+        goes_on: Whether a step is done again after memory ran out; other processes may wait in the failed step.
     """
 
-    def __init__(self, pipeline: Pipeline, within_epoch: bool, callbacks: Sequence[Callback] = ()) -> None:
-        self._pipeline, self._within_epoch, self._callbacks = pipeline, within_epoch, tuple(callbacks)
+    def __init__(
+        self,
+        run: Run,
+        pipeline: Pipeline,
+        room: OutOfMemoryRecovery,
+        callbacks: Sequence[Callback],
+        in_progress: CallInProgress,
+        *,
+        steps_before: int = 0,
+        takes_snapshots: bool = True,
+        goes_on: bool = True,
+    ) -> None:
+        self._run, self._pipeline, self._room, self._in_progress = run, pipeline, room, in_progress
+        self._callbacks, self._steps_before, self._goes_on = tuple(callbacks), steps_before, goes_on
+        self._takes_snapshots, self._within_epoch = takes_snapshots, room.loader.repeatable
         self._last: _Snapshot | None = None
         self._seconds, self._taken_at = 0.0, 0.0
-        self._given_up = False
+        room.snapshots = self
 
-    def after_step(self, step: int, losses: LossAccumulator) -> None:
-        """Take a snapshot if it is time, after `step` steps are done.
+    def steps_begin(self, losses: LossAccumulator) -> None:
+        self.take(0)
+
+    def after_call(self, losses: LossAccumulator) -> None:
+        """Take a snapshot if it is time.
 
         Raises:
-            OutOfMemoryError: one of them did not fit; the previous snapshot is kept.
+            OutOfMemoryError: a step did not fit; the previous snapshot is kept.
         """
-        if not self._within_epoch or self._last is None:
-            return
-        if time.perf_counter() - self._taken_at > self._seconds / _SNAPSHOT_SHARE:
-            self.take(step, len(losses))
+        pause = time.perf_counter() - self._taken_at
+        if self._within_epoch and self._last is not None and pause > self._seconds / _SNAPSHOT_SHARE:
+            self.take(len(losses))
 
-    def take(self, step: int = 0, n_losses: int = 0) -> None:
-        """Take a snapshot after these steps of the epoch, with that many entries of its losses."""
-        if self._given_up:
+    def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
+        self._last = None  # a validation may need the room
+
+    def ended(self) -> None:
+        self._last = self._room.snapshots = None  # they would hold each other, and the programs, until collected
+
+    def take(self, n_losses: int) -> None:
+        """Take a snapshot after the steps so far, with that many entries of the epoch's losses."""
+        if not self._takes_snapshots:
             return
         began = time.perf_counter()
         self._pipeline.synchronize()  # a step may have failed that was launched since the old one, which is good
         self._last = None  # it makes room
         try:
-            heard = [callback.state_dict() for callback in self._callbacks]
-            self._last = _Snapshot(step, n_losses, self._pipeline.snapshot(), heard)
+            heard = []
+            for callback in self._callbacks:
+                heard.append(callback.state_dict())
+            self._last = _Snapshot(self._run.step, n_losses, self._pipeline.snapshot(), heard)
         except (MemoryError, EstimatorError) as error:  # without a copy, a later failure is final
             release_frames(error)
         self._taken_at = time.perf_counter()
@@ -217,87 +248,28 @@ class Snapshots:
         finally:
             self._pipeline.restore(self._last.state)
 
-    def rescue(self, losses: LossAccumulator) -> int | None:
-        """Restore the last snapshot if launched steps have failed; return its completed steps, otherwise None."""
-        if self._last is None:
-            return None
-        try:
-            self._pipeline.synchronize()
-        except Exception as error:
-            release_frames(error)
-            with suppress(MemoryError):  # without room for the values, closing the programs says that they are lost
-                return self.restore(losses)
-        return None
-
     def give_up(self) -> bool:
-        """Stop taking snapshots, which need memory themselves; return False if they were stopped before."""
-        gave_up, self._given_up, self._last = not self._given_up, True, None
+        """Stop taking snapshots, which need memory themselves; return False if none were taken."""
+        gave_up, self._takes_snapshots, self._last = self._takes_snapshots, False, None
         return gave_up
-
-    def clear(self) -> None:
-        """Drop the last snapshot."""
-        self._last = None
-
-
-class EpochRecovery(LoopExtension):
-    """Restore a snapshot in a training if memory ran out, or if an error interrupted a step.
-
-    Args:
-        run: The run, which counts steps.
-        pipeline: The programs, which count their completed steps.
-        room: Measures if rows do not fit.
-        callbacks: Callbacks, which are restored, too.
-        in_progress: The call that an error ends.
-        steps_before: Steps of an earlier run, which the programs do not count.
-        takes_snapshots: Whether there may be room for them.
-        goes_on: Whether a step is done again after memory ran out; other processes may wait in the failed step.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        pipeline: Pipeline,
-        room: OutOfMemoryRecovery,
-        callbacks: Sequence[Callback],
-        in_progress: CallInProgress,
-        *,
-        steps_before: int,
-        takes_snapshots: bool,
-        goes_on: bool,
-    ) -> None:
-        self._run, self._pipeline, self._room, self._in_progress = run, pipeline, room, in_progress
-        self._snapshots = room.snapshots = Snapshots(pipeline, room.loader.repeatable, callbacks)
-        self._steps_before, self._takes_snapshots, self._goes_on = steps_before, takes_snapshots, goes_on
-
-    def steps_begin(self, losses: LossAccumulator) -> None:
-        if self._takes_snapshots:
-            self._snapshots.take(self._run.step)
-
-    def after_call(self, losses: LossAccumulator) -> None:
-        self._snapshots.after_step(self._run.step, losses)
 
     def failed(self, failure: BaseException, losses: LossAccumulator) -> bool:
         """Free memory and restore a snapshot after an out-of-memory error; otherwise record which whole steps the
         values belong to.
-        """
-        if isinstance(failure, MemoryError):
-            self._go_back(as_out_of_memory(failure), losses)
-            return True
-        failed_in_step = isinstance(failure, AnyaccelError) and not self._pipeline.is_updating
-        self._settle(failure, losses)
-        if failed_in_step:
-            failure.add_note(f"it was step {self._run.step + 1} of epoch {self._run.epoch + 1}")
-        return False
-
-    def _go_back(self, failure: OutOfMemoryError, losses: LossAccumulator) -> None:
-        """Free memory, and restore the last snapshot.
 
         Raises:
-            OutOfMemoryError: no snapshot exists, or no measure is left.
+            OutOfMemoryError: memory ran out, and no snapshot exists, or no measure is left.
         """
+        if not isinstance(failure, MemoryError):
+            failed_in_step = isinstance(failure, AnyaccelError) and not self._pipeline.is_updating
+            self._settle(failure, losses)
+            if failed_in_step:
+                failure.add_note(f"it was step {self._run.step + 1} of epoch {self._run.epoch + 1}")
+            return False
+        failure = as_out_of_memory(failure)
         release_frames(failure)  # what it holds would be in the way
         tried_rows = self._in_progress.rows_at_once
-        resumed = self._snapshots.restore(losses) if self._goes_on else None
+        resumed = self.restore(losses) if self._goes_on else None
         if resumed is None:
             self._in_progress.is_whole = False
             raise self._room.final_error(failure, tried_rows) from None
@@ -305,6 +277,7 @@ class EpochRecovery(LoopExtension):
             self._room.make_room(failure, tried_rows)
         finally:  # its events say at which step memory ran out
             self._run.step, self._in_progress.n_steps = resumed, 0
+        return True
 
     def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
         """Count the steps that were done before an error, or restore a snapshot if one failed or may be half done.
@@ -312,18 +285,22 @@ class EpochRecovery(LoopExtension):
         A note of the error reports whether the run was restored.
         """
         run, call = self._run, self._in_progress
-        rescued = self._snapshots.rescue(losses)
-        if rescued is not None:
-            run.step, call.n_steps = rescued, 0
-            error.add_note(f"a step before it failed too: values are those after {rescued} steps of this epoch")
+        try:
+            if self._last is not None:
+                self._pipeline.synchronize()
+        except Exception as earlier:  # a launched step has failed
+            release_frames(earlier)
+            with suppress(MemoryError):  # without room for the values, closing the programs says that they are lost
+                run.step, call.n_steps = self.restore(losses) or 0, 0
+                error.add_note(f"a step before it failed too: values are those after {run.step} steps of this epoch")
         if not call.n_steps:
             return
         try:
             if not interrupts.was_forced() and not self._pipeline.is_updating:
-                earlier = sum(epoch.steps for epoch in run.history) - self._steps_before
-                n_done = self._pipeline.count_steps() - earlier - run.step
+                earlier_steps = sum(epoch.steps for epoch in run.history) - self._steps_before
+                n_done = self._pipeline.count_steps() - earlier_steps - run.step
                 run.step += min(max(n_done, 0), call.n_steps)
-            elif (resumed := self._snapshots.restore(losses)) is not None:
+            elif (resumed := self.restore(losses)) is not None:
                 run.step = resumed
                 error.add_note(f"a step was broken off: values are those after {run.step} steps of this epoch")
             else:
@@ -332,12 +309,6 @@ class EpochRecovery(LoopExtension):
         except Exception as failure:  # the error itself matters more
             call.is_whole = False
             error.add_note(f"the steps of the last call could not be counted: {type(failure).__name__}: {failure}")
-
-    def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
-        self._snapshots.clear()  # a validation may need the room
-
-    def ended(self) -> None:
-        self._snapshots.clear()
 
 
 # -- Out-of-memory report: the error that says what did not fit, what fills the memory, and what would fit -------------
@@ -403,19 +374,17 @@ class OutOfMemoryReport:
         couplings = self.couplings
         why = f", and micro-batches are ruled out by {' and '.join(couplings)}" if couplings else ""
         doing = "to train" if self.part.trains else "for"
+        smaller = "a smaller batch" if fitting is None else f"batches of at most {fitting}"
+        hints = ["use a smaller model" if fitting == 0 else f"use {smaller} or a smaller model"]
+        if not self.may_stream:
+            hints.append("set residency='auto' to stream rows that do not fit")
+        if self.part.trains and couplings:
+            hints.append("set microbatching='approximate' to allow micro-batches anyway")
         return OutOfMemoryError(
             f"phase {self.part.label!r}: not enough memory {doing} {_rows(n_rows)} at once{why}: {cause.problem}",
             cause="; ".join([*self._memory_use(loader.residency), *parts]),
-            hint=", or ".join(self._hints(fitting, is_coupled=bool(couplings))),
+            hint=", or ".join(hints),
         )
-
-    def _hints(self, fitting: int | None, *, is_coupled: bool) -> Iterator[str]:
-        smaller = "a smaller batch" if fitting is None else f"batches of at most {fitting}"
-        yield "use a smaller model" if fitting == 0 else f"use {smaller} or a smaller model"
-        if not self.may_stream:
-            yield "set residency='auto' to stream rows that do not fit"
-        if self.part.trains and is_coupled:
-            yield "set microbatching='approximate' to allow micro-batches anyway"
 
     def _memory_use(self, residency: str) -> Iterator[str]:
         """Yield the known contents of each device, by category."""
@@ -434,7 +403,12 @@ class OutOfMemoryReport:
                 "data" if residency == "resident" else f"data ({residency})": data.get(place, 0),
             }
             parts = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in categories.items() if nbytes)
-            yield f"{place[1]} ({place[0]}): {parts}; activations and the rest: {_measured(place)}"
+            memory = registry().find(place[0], place[1].kind).capability(Memory)
+            now = None if memory is None else memory.memory(place[1])
+            rest = "not measured there"
+            if now is not None and now.total:
+                rest = f"the remainder of {size(now.total)} ({size(now.free)} are free now)"
+            yield f"{place[1]} ({place[0]}): {parts}; activations and the rest: {rest}"
 
     def _largest_batch(self, loader: BatchLoader, n_rows: int) -> int | None:
         """Return the most rows that fit at once, by at most `_MAX_TRIALS` trials that change nothing; None if
@@ -508,15 +482,6 @@ class OutOfMemoryReport:
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
-
-
-def _measured(place: Place) -> str:
-    """Return the text of the device's report about its memory."""
-    memory = registry().find(place[0], place[1].kind).capability(Memory)
-    now = None if memory is None else memory.memory(place[1])
-    if now is None or not now.total:
-        return "not measured there"
-    return f"the remainder of {size(now.total)} ({size(now.free)} are free now)"
 
 
 def _search(trial: Trial, step: StepRange, n_rows: int) -> int:

@@ -9,8 +9,7 @@ from contextlib import ExitStack, closing
 
 from anyaccel import interrupts, rng
 from anyaccel.phases.executor.cross_segment import Losses
-from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
-from anyaccel.phases.loading.epoch_plan import StepRange
+from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.loader import Chunk, LoadedRows
 from anyaccel.phases.loop_extension import (
     Call,
@@ -113,18 +112,17 @@ class TrainLoop:
             end(losses, means)
         seconds = time.perf_counter() - began
         run.graph.progress[label] = number + 1
-        run.history.append(self._record(number, means, seconds))
+        trained, total = dict[str, float](), 0.0
+        for loss in self._phase.losses:
+            if loss.label in means:
+                trained[loss.label] = means[loss.label]
+                total += loss.weight * means[loss.label]
+        total = total if trained else means.get("loss", math.nan)
+        figures = {} if self._phase.step is None else means  # what a custom step returns, instead of losses
+        run.history.append(Epoch(number, total, trained, run.step, seconds, step_figures=figures))
         run.timing = self._samples.timing(seconds)
         for end in self._at.epoch_ends:
             end()
-
-    def _record(self, number: int, means: dict[str, float], seconds: float) -> Epoch:
-        steps = self._run.step
-        if self._phase.step is not None:
-            return Epoch(number, means.get("loss", math.nan), {}, steps, seconds, step_figures=means)
-        weights = {loss.label: loss.weight for loss in self._phase.losses if loss.label in means}
-        total = sum(weight * means[label] for label, weight in weights.items()) if weights else math.nan
-        return Epoch(number, total, {label: means[label] for label in weights}, steps, seconds)
 
     def _attempt(self, number: int, losses: LossAccumulator) -> dict[str, float] | BaseException:
         """The rest of an epoch; mean losses, or what ended it. It is over once all that was launched is computed."""
@@ -152,38 +150,30 @@ class TrainLoop:
         return means
 
     def _chunk(self, chunk: Chunk, losses: LossAccumulator) -> None:
-        runner = self._pipeline.runner(chunk.columns)
+        """Run the steps of a chunk: equal steps in calls of many steps each, other steps one by one."""
+        run, at, runner = self._run, self._at, self._pipeline.runner(chunk.columns)
         for steps in chunk.steps:
-            if self._run.stopped:
+            if run.stopped:
                 break
-            for prepare in self._at.before_steps:
-                prepare(chunk, runner, steps)
-            if steps.uniform:
-                self._uniform_steps(runner, steps, losses)
-                continue
-            size = steps.size.at_most(self._rows.max_rows)
+            for begin in at.before_steps:
+                begin(chunk, runner, steps)
+            size, n_left = steps.size.at_most(self._rows.max_rows), steps.n_steps
             self._in_progress.rows_at_once = size.at_once
-            uneven = Call(runner, 0, 1, size, n_steps=1)
-            uneven.train = lambda call, rows=steps.rows: call.runner.train_step(rows, call.size)  # type: ignore[misc]
-            self._make(uneven, losses)
-
-    def _uniform_steps(self, runner: ChunkRunner, steps: StepRange, losses: LossAccumulator) -> None:
-        """Run equal steps in calls of many steps each."""
-        start, size, n_steps = steps.start, steps.size.at_most(self._rows.max_rows), steps.n_steps
-        self._in_progress.rows_at_once = size.at_once
-        done = 0
-        while done < n_steps and not self._run.stopped:
-            call = Call(runner, start + done * size.rows, n_steps - done, size)
-            for agree in self._at.agree:
-                agree(call, self._most_steps(call))
-            for prepare in self._at.before_call:
-                prepare(call)
-            call.n_steps = call.n_steps or self._most_steps(call)
-            began = time.perf_counter()
-            step_losses = self._make(call, losses)
-            self._pending.add(step_losses, call.n_steps, began)
-            self._record_times()
-            done += call.n_steps
+            if not steps.uniform:
+                self._make(Call(runner, 0, 1, size, n_steps=1, rows=steps.rows), losses)
+                continue
+            while n_left > 0 and not run.stopped:
+                call = Call(runner, steps.start + (steps.n_steps - n_left) * size.rows, n_left, size)
+                for agree in at.agree:
+                    agree(call, self._most_steps(call))
+                for prepare in at.before_call:
+                    prepare(call)
+                call.n_steps = call.n_steps or self._most_steps(call)
+                began = time.perf_counter()
+                step_losses = self._make(call, losses)
+                self._pending.add(step_losses, call.n_steps, began)
+                self._record_times()
+                n_left -= call.n_steps
 
     def _most_steps(self, call: Call) -> int:
         """Return the number of steps of a call that the pacing and all extensions allow."""

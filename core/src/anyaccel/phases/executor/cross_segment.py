@@ -60,30 +60,41 @@ class CrossSegmentStep:
 
     def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent = discard_event) -> None:
         self._stages = tuple(stages)
-        makers = {name: stage for stage in stages for name in stage.segment.outputs}
+        self.makers: dict[str, PipelineStage] = {}
+        """The stage that computes each value, by name."""
         self._inputs: list[list[_Input]] = []
         self._gradients: dict[int, list[_GradientOutput]] = {}
+        self._weighted: dict[int, list[LossTerm]] = {}
+        trained: list[PipelineStage] = []
+        scaled: list[ScalesLosses] = []
         for stage in stages:
             taken = []
             for name, (_, device) in stage.segment.inputs.items():
-                arrival = _arrival(makers[name], name, stage, device, log_event) if name in makers else None
+                arrival = None
+                if (maker := self.makers.get(name)) is not None:
+                    source = TransferEnd(maker.backend, maker.device_of(name))
+                    arrival = transfer(source, TransferEnd(stage.backend, device), f"outputs of {name!r}", log_event)
                 taken.append(_Input(name, arrival))
             self._inputs.append(taken)
+            for name in stage.segment.outputs:
+                self.makers[name] = stage
+            for term in stage.segment.losses:
+                if weight_inputs(term):
+                    self._weighted.setdefault(id(stage), []).append(term)
             if not stage.has_gradient:
                 continue
+            trained.append(stage)
+            precision, program = stage.segment.precision, stage.program
+            if precision is not None and precision.loss_scale is not None and isinstance(program, ScalesLosses):
+                scaled.append(program)
             returned = self._gradients[id(stage)] = []
             for name in stage.segment.needs_pullback:
-                maker, (_, device) = makers[name], stage.segment.inputs[name]
-                source, target = TransferEnd(stage.backend, device), TransferEnd(maker.backend, maker.device_of(name))
-                returned.append(_GradientOutput(name, transfer(source, target, f"gradients of {name!r}", log_event)))
-        self._weighted = {
-            id(stage): terms
-            for stage in stages
-            if (terms := [term for term in stage.segment.losses if weight_inputs(term)])
-        }
-        self.loss_scalings = loss_scalings(self._stages)
+                maker, (_, device) = self.makers[name], stage.segment.inputs[name]
+                end, target = TransferEnd(stage.backend, device), TransferEnd(maker.backend, maker.device_of(name))
+                returned.append(_GradientOutput(name, transfer(end, target, f"gradients of {name!r}", log_event)))
+        self.loss_scalings = (LossScaling(scaled),) if scaled else ()
         """By what losses are scaled in all programs; empty where they are not."""
-        self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
+        self._clipping = GradientClipping(trained, log_event)
         self.watchers: Sequence[Watcher] = ()
         """Are called with the values and rows of every training step when it is done."""
         self.is_updating = False
@@ -93,9 +104,12 @@ class CrossSegmentStep:
         """Return the columns of a chunk in the form that the stages accept."""
         bound = []
         for stage in self._stages:
-            taken = [(name, columns[name]) for name in stage.segment.inputs if name in columns]
-            gather = stage.backend.gather_rows
-            bound.append({name: (it.feature_set, partial(gather, it.rows, order=it.order)) for name, it in taken})
+            taken: dict[str, Rows] = {}
+            for name in stage.segment.inputs:
+                if name in columns:
+                    column, gather = columns[name], stage.backend.gather_rows
+                    taken[name] = column.feature_set, partial(gather, column.rows, order=column.order)
+            bound.append(taken)
         return tuple(bound)
 
     def train_steps(self, rows: StageRows, start: int, n_steps: int, size: StepSize) -> list[Losses]:
@@ -262,11 +276,6 @@ class CrossSegmentStep:
                     cotangents[name] = moved if name not in cotangents else cotangents[name] + moved
 
 
-def _arrival(maker: PipelineStage, name: str, taker: PipelineStage, device: Device, log_event: LogEvent) -> Transfer:
-    source, target = TransferEnd(maker.backend, maker.device_of(name)), TransferEnd(taker.backend, device)
-    return transfer(source, target, f"outputs of {name!r}", log_event)
-
-
 def _gather(
     needed: Sequence[_Input], columns: Mapping[str, Rows], values: Mapping[str, Any], span_of: SpanOf
 ) -> tuple[Any, ...]:
@@ -345,13 +354,22 @@ class GradientClipping:
 
     def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent = discard_event) -> None:
         self._stages = tuple(stages)
-        limits = {
-            group.name: group.optimizer.clip_norm
-            for stage in stages
-            for group in stage.segment.groups
-            if group.optimizer.clip_norm is not None
-        }
-        self._groups = [(name, limit, _members(name, stages, log_event)) for name, limit in limits.items()]
+        self._groups: list[tuple[str, float, list[_Member]]] = []
+        clipped: dict[str, tuple[float, list[tuple[PipelineStage, TransferEnd]]]] = {}
+        for stage in stages:
+            for group in stage.segment.groups:
+                if group.optimizer.clip_norm is None:
+                    continue
+                ends = clipped.setdefault(group.name, (group.optimizer.clip_norm, []))[1]
+                for operation in stage.segment.operations:  # the squared norm is on the device of its first node here
+                    if operation.label == group.nodes[0]:
+                        ends.append((stage, TransferEnd(stage.backend, operation.device)))
+        for name, (limit, ends) in clipped.items():
+            members = []
+            for stage, end in ends:
+                to_first = transfer(end, ends[0][1], "gradient norms", log_event)
+                members.append(_Member(stage, to_first, transfer(ends[0][1], end, "clipping factors", log_event)))
+            self._groups.append((name, limit, members))
 
     def scales(self) -> Mapping[int, Mapping[str, Any] | None]:
         """Return, by `id` of a stage, the factor for the gradients of each of its groups that has a limit."""
@@ -367,25 +385,6 @@ class GradientClipping:
         return scales
 
 
-def _members(name: str, stages: Sequence[PipelineStage], log_event: LogEvent) -> list[_Member]:
-    devices = [(stage, device) for stage in stages if (device := _norm_device(name, stage)) is not None]
-    ends = [TransferEnd(stage.backend, device) for stage, device in devices]
-    return [
-        _Member(
-            stage,
-            transfer(end, ends[0], "gradient norms", log_event),
-            transfer(ends[0], end, "clipping factors", log_event),
-        )
-        for (stage, _), end in zip(devices, ends, strict=True)
-    ]
-
-
-def _norm_device(group: str, stage: PipelineStage) -> Device | None:
-    """Return the device of the squared norm of a group: that of its first node in the stage."""
-    node = next((other.nodes[0] for other in stage.segment.groups if other.name == group), None)
-    return next((operation.device for operation in stage.segment.operations if operation.label == node), None)
-
-
 # -- The loss scale of all programs of a phase, which is one: gradients go from segment to segment ---------------------
 
 
@@ -393,13 +392,11 @@ class LossScaling:
     """Read and change the loss scale of several programs, which all have the same value.
 
     Args:
-        stages: The stages through which gradients flow.
-        programs: Their programs.
+        programs: The programs whose losses are scaled.
     """
 
-    def __init__(self, stages: Sequence[PipelineStage], programs: Sequence[ScalesLosses]) -> None:
-        self._stages, self._programs = tuple(stages), tuple(programs)
-        self._skipped_before = 0
+    def __init__(self, programs: Sequence[ScalesLosses]) -> None:
+        self._programs, self._skipped_before = programs, 0
 
     @property
     def state(self) -> LossScaleState:
@@ -431,17 +428,6 @@ class LossScaling:
         """Count a step that was done, or skipped."""
         for program in self._programs:
             program.update_loss_scale(finite=finite)
-
-
-def loss_scalings(stages: Sequence[PipelineStage]) -> tuple[LossScaling, ...]:
-    """Return the loss scale of the programs of a phase; empty where losses are not scaled."""
-    scaled = [
-        stage
-        for stage in stages
-        if stage.has_gradient and stage.segment.precision is not None and stage.segment.precision.loss_scale is not None
-    ]
-    programs = [stage.program for stage in scaled if isinstance(stage.program, ScalesLosses)]
-    return (LossScaling(scaled, programs),) if programs else ()
 
 
 # -- Pipeline stage: a segment with the program that computes it, and the losses that it gives -------------------------

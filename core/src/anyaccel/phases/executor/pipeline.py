@@ -20,7 +20,7 @@ from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.loading.epoch_plan import StepRows, StepSize
 from anyaccel.phases.loading.loader import DeviceColumns
 from anyaccel.results.events import LogEvent, discard_event
-from anyaccel.segment import LossTerm, NodeState
+from anyaccel.segment import NodeState
 
 TrainSteps = Callable[[int, int, StepSize], list[Losses]]
 TrainStep = Callable[[StepRows, StepSize], list[Losses]]
@@ -156,10 +156,10 @@ class Pipeline:
     ) -> None:
         self._custom_step = custom_step
         self.stages = tuple(stages)
-        self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._cross_segment = make_step(self.stages, log_event)
         self.loss_scalings = self._cross_segment.loss_scalings
-        self._cross_segment.watchers = [partial(learner.step, to_host=self.to_host) for learner in learners]
+        if learners:
+            self._cross_segment.watchers = [partial(learner.step, to_host=self.to_host) for learner in learners]
         self._beside: Sequence[Restorable] = learners if custom_step is None else [custom_step]  # never both
         whole = len(stages) == 1 and not self._beside and self._cross_segment.multi_step
         only = stages[0].program if whole else None
@@ -168,11 +168,11 @@ class Pipeline:
     @property
     def can_compile(self) -> bool:
         """Whether any of the programs has something to compile its steps with."""
-        return self._custom_step is None and any(
-            isinstance(stage.program, MultiStepProgram)
-            and type(stage.program).estimate_compile is not MultiStepProgram.estimate_compile
-            for stage in self.stages
-        )
+        for stage in self.stages if self._custom_step is None else ():
+            estimate = getattr(type(stage.program), "estimate_compile", MultiStepProgram.estimate_compile)
+            if estimate is not MultiStepProgram.estimate_compile:
+                return True
+        return False
 
     @property
     def multi_step(self) -> bool:
@@ -187,45 +187,54 @@ class Pipeline:
     @property
     def on_host(self) -> bool:
         """Whether everything is computed on a CPU."""
-        devices = (operation.device for stage in self.stages for operation in stage.segment.operations)
-        return all(device.kind == "cpu" for device in devices)
+        for stage in self.stages:
+            for operation in stage.segment.operations:
+                if operation.device.kind != "cpu":
+                    return False
+        return True
 
     def runner(self, columns: DeviceColumns) -> ChunkRunner:
         """Return the object that trains and evaluates with the rows of a chunk."""
-        steps = self._cross_segment
-        rows = steps.bind(columns)
+        steps: CrossSegmentStep | CustomStep = self._cross_segment
+        rows: Any = self._cross_segment.bind(columns)
+        evaluate = partial(self._cross_segment.evaluate, rows)
+        if self._custom_step is not None:
+            steps, rows = self._custom_step, self._custom_step.bind(columns)
         runner = ChunkRunner(
             train_step=partial(steps.train_step, rows),
             try_step=partial(steps.try_step, rows),
-            evaluate=partial(steps.evaluate, rows),
+            evaluate=evaluate,
             one_by_one=partial(steps.train_steps, rows),
         )
-        if self._custom_step is not None:
-            batch = self._custom_step.bind(columns)
-            return replace(
-                runner,
-                train_step=partial(self._custom_step.train_step, batch),
-                try_step=partial(self._custom_step.try_step, batch),
-                one_by_one=partial(self._custom_step.train_steps, batch),
-            )
         if self._multi_step is None:
             return runner
-        stage = self.stages[0]
-        inputs = [columns[name] for name in stage.segment.inputs]
+        segment, taken, orders = self.stages[0].segment, list[Any](), list[Any]()
+        for name in segment.inputs:
+            taken.append(columns[name].rows)
+            orders.append(columns[name].order)
+        weighted, elements = list[str](), dict[str, int]()
+        for term in segment.losses:
+            elements[term.label] = term.elements
+            target = columns.get(term.inputs[1]) if len(term.inputs) > 1 else None
+            if target is not None and term.elements != 1:  # targets may have another length than planned
+                planned = math.prod(segment.inputs[term.inputs[1]][0].shape)
+                elements[term.label] = term.elements * int(math.prod(target.rows.shape[1:])) // planned
+            if weight_inputs(term):
+                weighted.append(term.label)
         return replace(
             runner,
-            stage=stage,
+            stage=self.stages[0],
             program=self._multi_step,
-            columns=tuple(column.rows for column in inputs),
-            orders=tuple(column.order for column in inputs),
-            labels=tuple(term.label for term in stage.segment.losses),
-            weighted=tuple(term.label for term in stage.segment.losses if weight_inputs(term)),
-            elements={term.label: _elements(stage, term, columns) for term in stage.segment.losses},
+            columns=tuple(taken),
+            orders=tuple(orders),
+            labels=tuple(elements),
+            weighted=tuple(weighted),
+            elements=elements,
         )
 
     def to_host(self, name: str, value: Any) -> np.ndarray:
         """Return one output in host memory; in float32 for a floating dtype that NumPy itself lacks."""
-        return widened(self._makers[name].backend.to_host(value))
+        return widened(self._cross_segment.makers[name].backend.to_host(value))
 
     def seed(self, key: int) -> None:
         """Restart the random streams of all programs."""
@@ -287,13 +296,18 @@ class Pipeline:
         return [name for stage in self.stages for name in stage.program.renew_compiled()]
 
     def snapshot(self) -> tuple[Any, list[Any]]:
-        """Return a copy of everything that a step changes.
+        """Return a copy of everything that a step changes: outside of the programs, and in each of them.
 
         Raises:
             OutOfMemoryError: no room for a copy.
             EstimatorError: an estimator that learns cannot be copied.
         """
-        return [one.snapshot() for one in self._beside], [stage.program.snapshot() for stage in self.stages]
+        learned, states = list[Any](), list[Any]()
+        for one in self._beside:
+            learned.append(one.snapshot())
+        for stage in self.stages:
+            states.append(stage.program.snapshot())
+        return learned, states
 
     def restore(self, snapshot: tuple[Any, Sequence[Any]]) -> None:
         """Go back to a snapshot."""
@@ -344,14 +358,3 @@ class Pipeline:
                     failures.append(interrupt)
         if failures:
             raise failures[0]
-
-
-def _elements(stage: PipelineStage, term: LossTerm, columns: DeviceColumns) -> int:
-    """Return the number of elements in the mean of a loss for each row of a chunk; targets may have another length than
-    planned.
-    """
-    target = columns.get(term.inputs[1]) if len(term.inputs) > 1 else None
-    if target is None or term.elements == 1:
-        return term.elements
-    planned = math.prod(stage.segment.inputs[term.inputs[1]][0].shape)
-    return term.elements * int(math.prod(target.rows.shape[1:])) // planned
