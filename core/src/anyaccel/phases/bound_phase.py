@@ -13,7 +13,6 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning, PhaseError
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import ModelNode, layout_of
 from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.settings import PhaseSettings
@@ -36,8 +35,20 @@ def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None
         DeviceUnavailableError: nothing fits a request.
     """
     changes: dict[str, Any] = {}
-    if any(not loss.on for loss in phase.losses):
-        changes["losses"] = tuple(_on_output(phase.label, loss, graph) for loss in phase.losses)
+    losses = [*phase.losses]
+    for i, loss in enumerate(phase.losses):
+        if loss.on:
+            continue
+        nodes = graph.output_nodes
+        if len(nodes) > 1:
+            name = loss.loss.name
+            raise PhaseError(
+                f"phase {phase.label!r} has the loss {name!r} on no particular node, but the graph has several outputs",
+                available=", ".join(nodes),
+                hint=f"name one: AppliedLoss({name!r}, on={nodes[0]!r})",
+            )
+        losses[i] = replace(loss, on=nodes[0], label=loss.label or nodes[0])
+        changes["losses"] = tuple(losses)
     if phase.chooses_device:
         changes |= {"accelerator": Accelerator(best_common_device(_frameworks(graph), known)), "chooses_device": False}
     accelerator = changes.get("accelerator", phase.accelerator)
@@ -59,7 +70,7 @@ def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None
 
 
 def _frameworks(graph: ModelGraph) -> list[str]:
-    return sorted({backend.framework for backend in graph.shapes.backends.values()})
+    return sorted({*graph.shapes.frameworks.values()})
 
 
 def best_common_device(frameworks: Sequence[str], known: Registry | None = None) -> Device:
@@ -70,19 +81,6 @@ def best_common_device(frameworks: Sequence[str], known: Registry | None = None)
         common = [device for device in devices if number == 0 or device in common]
     accelerators = [(device.kind != "gpu", device) for device in common if device.kind not in _ONLY_BY_NAME]
     return min(accelerators)[1] if accelerators else Device("cpu")
-
-
-def _on_output(label: str, loss: AppliedLoss, graph: ModelGraph) -> AppliedLoss:
-    if loss.on:
-        return loss
-    nodes = graph.output_nodes
-    if len(nodes) > 1:
-        raise PhaseError(
-            f"phase {label!r} has the loss {loss.loss.name!r} on no particular node, but the graph has several outputs",
-            available=", ".join(nodes),
-            hint=f"name one: AppliedLoss({loss.loss.name!r}, on={nodes[0]!r})",
-        )
-    return replace(loss, on=nodes[0], label=loss.label or nodes[0])
 
 
 # -- Model placement: moves nodes and their optimizer state to the devices of a plan, and to where a phase leaves them
@@ -115,13 +113,16 @@ def final_devices(phase: PhaseSettings, plan: Plan, known: Registry | None = Non
 
 def warn_of_fallbacks(plan: Plan) -> None:
     """Warn once of nodes that run on the CPU although the phase requests another device."""
-    fallbacks = [assignment for assignment in plan.assignments if assignment.reason == "fallback"]
-    if fallbacks:
-        names = ", ".join(f"{assignment.node} ({assignment.framework})" for assignment in fallbacks)
+    names, requested = list[str](), ""
+    for assignment in plan.assignments:
+        if assignment.reason == "fallback":
+            names.append(f"{assignment.node} ({assignment.framework})")
+            requested = requested or assignment.requested
+    if names:
         warnings.warn(
-            f"phase {plan.phase!r} asks for {fallbacks[0].requested!r}, but these nodes cannot run there and "
-            f"run on the CPU: {names}. Hint: set accelerator='cpu' on them to silence this warning, or strict=True on "
-            "the phase to make it an error.",
+            f"phase {plan.phase!r} asks for {requested!r}, but these nodes cannot run there and run on the CPU: "
+            f"{', '.join(names)}. Hint: set accelerator='cpu' on them to silence this warning, or strict=True on the "
+            "phase to make it an error.",
             FallbackWarning,
             stacklevel=user_level(),
         )

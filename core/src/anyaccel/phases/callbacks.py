@@ -184,16 +184,14 @@ def check_callback_state(kind: str, state: Mapping[str, Any], like: Mapping[str,
         problem = f"this is not the state of a {kind}: it has {names or 'nothing'}"
         raise StateError(problem, available=", ".join(like), hint=hint)
     for name, value in like.items():
-        if isinstance(value, (int, float)) and not _is_like(state[name], value):
+        if not isinstance(value, (int, float)):
+            continue
+        saved, is_like = state[name], type(state[name]) is type(value)
+        if isinstance(value, float):  # an int that a float can hold is a number, too
+            is_like = isinstance(saved, float) or (type(saved) is int and abs(saved) < 2**1000)
+        if not is_like:
             problem = f"this is not the state of a {kind}: {name} is {shown(state[name])}"
             raise StateError(problem, available="a count" if isinstance(value, int) else "a number", hint=hint)
-
-
-def _is_like(value: Any, number: float) -> bool:
-    """Whether a value is a number of the same kind; an int that a float can hold is a number, too."""
-    if isinstance(number, float):
-        return isinstance(value, float) or (type(value) is int and abs(value) < 2**1000)
-    return type(value) is type(number)
 
 
 @constructor_hints
@@ -271,7 +269,11 @@ class EarlyStopping(Callback):
             return
         if not self.sign:
             raise unknown_mode(self.monitor, "EarlyStopping: ")
-        if self._is_better(value):
+        if math.isnan(self.best):
+            is_better = not math.isnan(value)
+        else:
+            is_better = self.sign * value < self.sign * self.best - self.min_delta
+        if is_better:
             self.best, self.best_epoch, self.waited = value, run.epoch, 0
             if self.restore_best:
                 run.return_to(run.snapshot())
@@ -280,11 +282,6 @@ class EarlyStopping(Callback):
         if self.waited >= self.patience:
             now = " and is NaN now" if math.isnan(value) else ""
             run.stop(f"{self.monitor} has not improved for {self.patience} epochs{now}")
-
-    def _is_better(self, value: float) -> bool:
-        if math.isnan(self.best):
-            return not math.isnan(value)
-        return self.sign * value < self.sign * self.best - self.min_delta
 
 
 # -- Monitoring: the value of an epoch that a callback watches, by its name --------------------------------------------

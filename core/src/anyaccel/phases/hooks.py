@@ -42,23 +42,32 @@ class HookCaller:
     def __init__(self, hooks: pluggy.PluginManager, callbacks: Iterable[Callback]) -> None:
         self._hooks = hooks
         self.callbacks = tuple(callbacks)
-        step_end, steps_done = self._overriding("step_end"), self._overriding("steps_done")
-        of_epochs = [*self._overriding("epoch_start"), *self._overriding("epoch_end")]
-        listeners = [StepListener(_of_each_step(method), _interval(method)) for method in step_end]
+        self._intervals = set[int]()
+        listeners: list[StepListener] = []
         if hooks.hook.step_end.get_hookimpls():
-            listeners.insert(0, StepListener(partial(_call_plugins, hooks.hook.step_end), 1))
+            listeners.append(StepListener(partial(_call_plugins, hooks.hook.step_end), 1))
+            self._intervals.add(1)
+        self.has_steps_done_listeners = bool(hooks.hook.steps_done.get_hookimpls())
+        self.may_stop = self.reads_models = False
+        for callback in self.callbacks:
+            for hook in ("step_end", "steps_done", "epoch_start", "epoch_end"):
+                method = getattr(callback, hook)
+                if getattr(method, "__func__", None) is getattr(Callback, hook):
+                    continue
+                self.may_stop = True
+                if hook == "step_end":
+                    where, every = f"callback {type(callback).__name__}: ", getattr(callback, "every_n_steps", 1)
+                    every = arguments.integer(PhaseError, where, "every_n_steps", every, 1, 10)
+                    if not inspect.signature(method).parameters:  # looked at here, once
+                        method = lambda run, method=method: method()  # noqa: E731
+                    listeners.append(StepListener(method, every))
+                    self._intervals.add(every)
+                elif hook == "steps_done":
+                    self.has_steps_done_listeners = True
+                elif not str(getattr(method, "__module__", "")).startswith("anyaccel."):
+                    self.reads_models = True
         self.step_listeners = tuple(listeners)
-        self.has_steps_done_listeners = bool(hooks.hook.steps_done.get_hookimpls() or steps_done)
-        self._intervals = {listener.every_n_steps for listener in self.step_listeners}
         self.max_call_steps = min(self._intervals, default=None)
-        self.may_stop = bool(step_end or steps_done or of_epochs)
-        modules = [str(getattr(method, "__module__", "")) for method in of_epochs]
-        self.reads_models = not all(module.startswith("anyaccel.") for module in modules)
-
-    def _overriding(self, hook: str) -> list[Callable[..., Any]]:
-        """Return the methods of callbacks that override a hook."""
-        base, methods = getattr(Callback, hook), [getattr(callback, hook) for callback in self.callbacks]
-        return [method for method in methods if getattr(method, "__func__", None) is not base]
 
     def call(self, hook: str, **arguments: Any) -> None:
         """Call a hook of everybody; the first exception propagates, with a note if it comes from a plugin."""
@@ -86,19 +95,25 @@ class HookCaller:
 
         An interrupt is always raised: code that catches `error` would miss it as a note.
         """
-        values = {**arguments, "error": error}
-        plugins = [impl.plugin for impl in reversed(self._hooks.hook.phase_end.get_hookimpls())]
+        plugins = [implementation.plugin for implementation in self._hooks.hook.phase_end.get_hookimpls()]
         ends: list[Callable[..., Any]] = []
-        for plugin in plugins:
-            others = [other for other in plugins if other is not plugin]
-            ends.append(partial(_call_plugins, self._hooks.subset_hook_caller("phase_end", others)))
-        ends += [partial(_call_with_named, callback.phase_end) for callback in self.callbacks]
-        calls = [call for end in ends for call in (interrupts.check, partial(end, **values))]
-        failures = [failure for call in calls if (failure := _failure(call)) is not None]
-        stop = next((failure for failure in failures if not isinstance(failure, Exception)), None)
-        first = next((raised for raised in (stop, error, *failures) if raised is not None), None)
-        if first is None:
+        for plugin in reversed(plugins):
+            one = self._hooks.subset_hook_caller("phase_end", {*plugins} - {plugin})
+            ends.append(partial(_call_plugins, one))
+        for callback in self.callbacks:
+            ends.append(partial(_call_with_named, callback.phase_end))
+        failures: list[BaseException] = []
+        for end in ends:
+            for call in (interrupts.check, partial(end, **arguments, error=error)):
+                try:
+                    with interrupts.allowed():
+                        call()
+                except BaseException as failure:  # neither an error nor an interrupt keeps the others from being called
+                    failures.append(failure)
+        if not failures:
             return
+        stop = next((failure for failure in failures if not isinstance(failure, Exception)), error)
+        first = failures[0] if stop is None else stop
         for failure in failures:
             if failure is not first:
                 origin = "".join(f" ({note})" for note in getattr(failure, "__notes__", ()))
@@ -129,17 +144,6 @@ class EpochHooks(LoopExtension):
         self._hooks.call("epoch_end", run=self._run)
 
 
-def _interval(method: Callable[..., Any]) -> int:
-    """Return the `every_n_steps` of a method's callback.
-
-    Raises:
-        PhaseError: it is not a number of steps.
-    """
-    callback = getattr(method, "__self__", None)
-    where = f"callback {type(callback).__name__}: "
-    return arguments.integer(PhaseError, where, "every_n_steps", getattr(callback, "every_n_steps", 1), 1, 10)
-
-
 def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:
     """Call a hook of plugins; an exception of one gets a note with the plugin's name."""
     try:
@@ -163,19 +167,3 @@ def _call_with_named(method: Callable[..., Any], **arguments: Any) -> None:
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
         arguments = {named.name: arguments[named.name] for named in parameters if named.name in arguments}
     method(**arguments)
-
-
-def _of_each_step(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `step_end` as it is called: its signature is looked at here, once."""
-    parameters = inspect.signature(method).parameters.values()
-    takes_run = any(named.name == "run" or named.kind is named.VAR_KEYWORD for named in parameters)
-    return method if takes_run or any(parameters) else lambda run: method()
-
-
-def _failure(function: Callable[[], Any]) -> BaseException | None:
-    try:
-        with interrupts.allowed():
-            function()
-    except BaseException as failure:  # neither an error nor an interrupt may keep the others from being called
-        return failure
-    return None

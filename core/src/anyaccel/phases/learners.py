@@ -27,9 +27,6 @@ class Learners(LoopExtension):
 
     labels: tuple[str, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.labels)
-
     @property
     def upstreams(self) -> Sequence[str]:
         """Labels of the nodes whose outputs they learn from."""
@@ -91,9 +88,10 @@ def learning_in(graph: ModelGraph) -> Learning:
         PluginError: two distributions offer it.
     """
     graph.build()
-    if not any(node.kind.learns_from_steps for node in graph.nodes.values()):
-        return Learning()
-    learning: Learning | None = sole_extension("learners")
-    if learning is None:  # its package is on the path, and not installed
-        raise missing("anyaccel-sklearn", "a model that learns from each step without gradients")
-    return learning
+    for node in graph.nodes.values():
+        if node.kind.learns_from_steps:
+            learning: Learning | None = sole_extension("learners")
+            if learning is None:  # its package is on the path, and not installed
+                raise missing("anyaccel-sklearn", "a model that learns from each step without gradients")
+            return learning
+    return Learning()

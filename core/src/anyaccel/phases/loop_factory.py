@@ -26,27 +26,32 @@ def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
     """
     run, pipeline, group, rows = programs.run, programs.pipeline, programs.group, programs.loaded[0]
     hooks, progress, checkpointers = programs.hooks, programs.progress, programs.checkpointers
-    in_progress = CallInProgress()
-    resumed = [(one, one.resumed) for one in checkpointers if one.resumed is not None]
-    begins = next((position for _, position in resumed), Position(phase=phase.label, epoch=0, number=0))
-    non_finite = NonFiniteLosses(run, warned=programs.nan_in_data)
-    writes = [CheckpointWrites(run, one, pipeline, rows, in_progress) for one in checkpointers]
+    in_progress, non_finite = CallInProgress(), NonFiniteLosses(run, warned=programs.nan_in_data)
+    begins = Position(phase=phase.label, epoch=0, number=0)
+    writes, resumption, extensions = list[LoopExtension](), list[LoopExtension](), list[LoopExtension]()
+    for checkpointer in checkpointers:
+        writing = CheckpointWrites(run, checkpointer, pipeline, rows, in_progress)
+        writes.append(writing)
+        if checkpointer.resumed is not None:
+            begins = checkpointer.resumed
+            resumption.append(Resumption(run, begins, writing, checkpointer, pipeline, rows))
+    for evaluation in programs.evaluations:
+        extensions.append(Validation(run, evaluation, non_finite, progress))
+    if type(progress) is not Progress:
+        extensions.append(ProgressReports(run, progress, rows, begins))
+    for callback in hooks.callbacks:
+        extensions += callback.loop_extensions(programs)
+    extensions += group.before_hooks(run, pipeline)
+    extensions.append(EpochHooks(run, hooks, pipeline))
     if hooks.max_call_steps == 1 and pipeline.notifies_steps:
-        listeners: list[LoopExtension] = [StepNotifier(run, hooks, pipeline, progress, in_progress)]
-    else:
-        listens = hooks.step_listeners or hooks.has_steps_done_listeners
-        listeners = [StepListeners(run, hooks, pipeline)] if listens else []
-    extensions: list[LoopExtension] = [
-        *(Validation(run, evaluation, non_finite, progress) for evaluation in programs.evaluations),
-        *([] if type(progress) is Progress else [ProgressReports(run, progress, rows, begins)]),
-        *(one for callback in hooks.callbacks for one in callback.loop_extensions(programs)),
-        *group.before_hooks(run, pipeline),
-        EpochHooks(run, hooks, pipeline),
-        *listeners,
-        *group.after_hooks(run, pipeline),
-        *(Resumption(run, begins, writes[0], one, pipeline, rows) for one, _ in resumed),
-        *([programs.learners] if programs.learners else []),
-        *group.step_checks(phase, pipeline),
+        extensions.append(StepNotifier(run, hooks, pipeline, progress, in_progress))
+    elif hooks.step_listeners or hooks.has_steps_done_listeners:
+        extensions.append(StepListeners(run, hooks, pipeline))
+    extensions += group.after_hooks(run, pipeline)
+    extensions += resumption
+    if programs.learners.labels:
+        extensions.append(programs.learners)
+    extensions.append(
         CompilePolicy(
             run,
             pipeline,
@@ -55,7 +60,9 @@ def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
             max_call_steps=hooks.max_call_steps or UNLIMITED,
             may_stop_early=hooks.may_stop,
             on_activity=progress.doing,
-        ),
+        )
+    )
+    extensions.append(
         EpochRecovery(
             run,
             pipeline,
@@ -65,11 +72,13 @@ def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
             steps_before=sum(epoch.steps for epoch in begins.history) + begins.step,
             takes_snapshots=group.keeps_snapshots,
             goes_on=group.size == 1,
-        ),
-        *([] if phase.on_nan == "ignore" else [non_finite]),
-        *(LossScaleReport(run, scaling, begins.loss_scale) for scaling in pipeline.loss_scalings),
-        *writes,
-    ]
+        )
+    )
+    if phase.on_nan != "ignore":
+        extensions.append(non_finite)
+    for scaling in pipeline.loss_scalings:
+        extensions.append(LossScaleReport(run, scaling, begins.loss_scale))
+    extensions += writes
     return TrainLoop(
         phase=phase,
         run=run,

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from anyaccel.backend import ComputingBackend
 from anyaccel.data import Rows, joined_array
 from anyaccel.errors import NaNWarning
-from anyaccel.graph import Plan
+from anyaccel.graph import Plan, Resolution
 from anyaccel.graph.nodes import kind_of
 from anyaccel.phases.loading.host_columns import HostColumn, stored_values
 from anyaccel.phases.loop_extension import LoopExtension
@@ -44,17 +43,23 @@ def notes(
     """
     if not phase.trains:
         return ()
-    operations = [operation for segment in segments for operation in segment.operations]
-    trained = {label for segment in segments for group in segment.groups for label in group.nodes}
     origins: dict[str, set[str]] = {}
     reached: set[str] = set()
-    for operation in operations:
-        inputs = {name for value in operation.inputs for name in origins.get(value, {value})}
-        origins.update(dict.fromkeys(operation.outputs, inputs if kind_of(operation.model).passes_nan_on else set()))
-        reached |= inputs if operation.label in trained else set()
-    for term in (term for segment in segments for term in segment.losses if term.loss.own is None):
-        taken = term.inputs[:1] + term.inputs[2:] if term.inputs[2:] else term.inputs  # weights may leave NaN out
-        reached.update(name for value in taken for name in origins.get(value, {value}))
+    for segment in segments:
+        trained = {label for group in segment.groups for label in group.nodes}
+        for operation in segment.operations:
+            inputs = set[str]()
+            for value in operation.inputs:
+                inputs |= origins.get(value, {value})
+            passed_on = inputs if kind_of(operation.model).passes_nan_on else set[str]()
+            origins.update(dict.fromkeys(operation.outputs, passed_on))
+            if operation.label in trained:
+                reached |= inputs
+    for segment in segments:
+        for term in segment.losses:
+            taken = term.inputs[:1] + term.inputs[2:] if term.inputs[2:] else term.inputs  # weights may leave NaN out
+            for value in taken if term.loss.own is None else ():
+                reached |= origins.get(value, {value})
     found: dict[str, None] = {}
     for column in plan.columns:
         loaded = stored_values(arrays[column.name]) if column.name in reached and column.name in arrays else None
@@ -67,43 +72,37 @@ def notes(
         for name in column.columns:
             array = joined_array(feature_set, (name,))
             if array.dtype.kind == "f" and (count := int(np.isnan(array.reshape(len(array), -1)).any(axis=1).sum())):
-                hint = _hint(role, feature_set, name, phase.data if isinstance(phase.data, str) else "all")
+                split, label = phase.data if isinstance(phase.data, str) else "all", feature_set.label
+                axes = tuple(range(1, 1 + len(feature_set.spec(name).shape)))
+                condition = f"lambda rows: np.isfinite(rows).all({axes})" if axes else "np.isfinite"  # one value a row
+                hint = f"train without these rows: data={label}.split({split!r}).filter({{{name!r}: {condition}}})"
+                if role == "features":
+                    fit = f"fit_transform(SimpleImputer(), [{name!r}], fit_on={split!r})"
+                    hint = f"build the graph on {label}.{fit}"
                 problem = f"{role} {name!r} hold NaN in {count} of {len(feature_set)} rows; losses will be NaN."
                 found[f"{problem} Hint: {hint}"] = None
     return tuple(found)
 
 
-def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
-    """Issue one NaNWarning with the notes, if any, unless the phase ignores NaN; return whether it was issued."""
-    if not nan_notes or phase.on_nan == "ignore":
-        return False
-    warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=user_level())
-    return True
+def warn(phase: PhaseSettings, nan_notes: Sequence[str], resolution: Resolution) -> bool:
+    """Issue one NaNWarning with the notes, if any, unless the phase ignores NaN; return whether it was issued.
 
-
-def warn_of_float16(phase: PhaseSettings, segments: Sequence[Segment], backends: Sequence[ComputingBackend]) -> None:
-    """Warn of trained parameters in float16, whose gradients and updates silently become 0 or not finite."""
+    Also warn of trained parameters in float16, whose gradients and updates silently become 0 or not finite.
+    """
     if not phase.trains or phase.on_nan == "ignore":
-        return
-    for segment, backend in zip(segments, backends, strict=True):
-        trained = {label for group in segment.groups for label in group.nodes}
-        for operation in segment.operations:
-            is_trained = operation.label in trained and operation.model is not None
-            if is_trained and backend.dtype_of(operation.model) == "float16":
-                problem = f"phase {phase.label!r}: the parameters of node {operation.label!r} are float16, in which "
-                problem += "updates are lost or not finite. Hint: convert them to float32, and write "
-                problem += "precision='fp16-mixed' to compute in float16"
-                warnings.warn(printable(problem), NaNWarning, stacklevel=user_level())
-
-
-def _hint(role: str, rows: Rows, name: str, split: str) -> str:
-    label, axes = rows.label, tuple(range(1, 1 + len(rows.spec(name).shape)))
-    if role == "features":
-        return f"build the graph on {label}.fit_transform(SimpleImputer(), [{name!r}], fit_on={split!r})"
-    if axes:  # a condition is one value for each row
-        finite = f"lambda rows: np.isfinite(rows).all({axes})"
-        return f"train without these rows: data={label}.split({split!r}).filter({{{name!r}: {finite}}})"
-    return f"train without these rows: data={label}.split({split!r}).filter({{{name!r}: np.isfinite}})"
+        return False
+    if nan_notes:
+        warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=user_level())
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for group in segment.groups:
+            for operation in segment.operations:
+                is_trained = operation.label in group.nodes and operation.model is not None
+                if is_trained and backend.dtype_of(operation.model) == "float16":
+                    problem = f"phase {phase.label!r}: the parameters of node {operation.label!r} are float16, in "
+                    problem += "which updates are lost or not finite. Hint: convert them to float32, and write "
+                    problem += "precision='fp16-mixed' to compute in float16"
+                    warnings.warn(printable(problem), NaNWarning, stacklevel=user_level())
+    return bool(nan_notes)
 
 
 # -- Losses: the first one of a run that is NaN or infinite -----------------------------------------------------------
@@ -123,7 +122,6 @@ class NonFiniteLosses(LoopExtension):
     def __init__(self, run: Run, *, warned: bool = False) -> None:
         self._run = run
         self._warned = warned
-        self._nodes = {loss.label: loss.on for loss in run.phase.all_losses}
 
     def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
         """Look at the losses of training: the first step that is not finite in each, or that nothing counted."""
@@ -141,14 +139,17 @@ class NonFiniteLosses(LoopExtension):
 
     def validation(self, values: Mapping[str, float]) -> None:
         """Check the losses among the values of a validation; metrics may be NaN."""
-        losses = {label: values.get(f"loss.{label}", 0.0) for label in self._nodes}
+        losses = {loss.label: values.get(f"loss.{loss.label}", 0.0) for loss in self._run.phase.all_losses}
         not_finite = {label: value for label, value in losses.items() if not math.isfinite(value)}
         if not_finite:
             self._found(not_finite, f"in the validation after epoch {self._run.epoch + 1}", hint=_HINT)
 
     def _found(self, values: Mapping[str, float], where: str, *, hint: str) -> None:
-        on_nan = self._run.phase.on_nan
-        named = [f"{self._name(label)} is {value}" for label, value in values.items()]
+        on_nan, named = self._run.phase.on_nan, []
+        nodes = {loss.label: loss.on for loss in self._run.phase.all_losses}
+        for label, value in values.items():
+            loss = f"loss {label!r} on node {nodes[label]!r}" if label in nodes else ""
+            named.append(f"{loss or f'the figure {label!r} of your step'} is {value}")
         problem = f"{' and '.join(named)} {where}"
         if on_nan == "stop":
             self._run.stop(problem)
@@ -162,7 +163,3 @@ class NonFiniteLosses(LoopExtension):
             )
             message = f"phase {label!r}: {problem}. Hint: {hint}{stop}"
             warnings.warn(printable(message), NaNWarning, stacklevel=user_level())
-
-    def _name(self, label: str) -> str:
-        node = self._nodes.get(label)
-        return f"the figure {label!r} of your step" if node is None else f"loss {label!r} on node {node!r}"

@@ -13,8 +13,8 @@ from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback, check_callback_state, mode_of, monitored_value, unknown_mode
 
 if TYPE_CHECKING:
+    from anyaccel.graph import ModelGraph
     from anyaccel.phases.run import Run
-    from anyaccel.specs import Optimizer
 
 
 @constructor_hints
@@ -102,7 +102,9 @@ class ReduceLROnPlateau(Callback):
             return
         if not self.mode:
             raise unknown_mode(self.monitor, "ReduceLROnPlateau: ")
-        if self._is_better(value):
+        sign, is_relative = 1.0 if self.mode == "min" else -1.0, self.threshold_mode == "rel"
+        margin = self.threshold * (self.best if is_relative and math.isfinite(self.best) else 1.0)
+        if sign * value < sign * self.best - margin:
             self.best, self._bad = value, 0
         else:
             self._bad += 1
@@ -114,12 +116,6 @@ class ReduceLROnPlateau(Callback):
             reason = f"{self.monitor} has not improved for {self.patience + 1} epochs"
             run.log_event("rate", f"the learning rate is multiplied by {self.current:g} from now on: {reason}")
 
-    def _is_better(self, value: float) -> bool:
-        sign = 1.0 if self.mode == "min" else -1.0
-        relative = self.threshold_mode == "rel" and math.isfinite(self.best)
-        margin = self.threshold * (self.best if relative else 1.0)
-        return sign * value < sign * self.best - margin
-
 
 def _number(where: str, name: str, value: Any, example: float, *, below_one: bool = False) -> float:
     wanted = "a number in (0, 1)" if below_one else "a number of 0 or more"
@@ -127,15 +123,19 @@ def _number(where: str, name: str, value: Any, example: float, *, below_one: boo
     return float(arguments.number(PhaseError, where, name, value, fits, wanted, example))
 
 
-def listening_schedules(optimizers: Iterable[Optimizer | None], callbacks: Iterable[Callback]) -> list[Callback]:
-    """Return the schedules of optimizers that listen to epochs, without duplicates and those already called.
+def listening_schedules(graph: ModelGraph, callbacks: Iterable[Callback]) -> list[Callback]:
+    """Return the schedules of a graph's optimizers that listen to epochs, without duplicates and those already called.
 
     Raises:
         PhaseError: a plateau that changes no rate: it is only a callback, and no schedule is a function that could
             read it.
     """
-    schedules: list[Any] = [optimizer.schedule.own for optimizer in optimizers if optimizer is not None]
-    if all(schedule is None for schedule in schedules):
+    schedules: list[Any] = []
+    for owner in (graph, *graph.nodes.values()):
+        optimizer = getattr(owner, "optimizer", None)
+        if optimizer is not None and optimizer.schedule.own is not None:
+            schedules.append(optimizer.schedule.own)
+    if not schedules:
         for callback in callbacks:
             if isinstance(callback, ReduceLROnPlateau) and type(callback).epoch_end is ReduceLROnPlateau.epoch_end:
                 raise PhaseError(

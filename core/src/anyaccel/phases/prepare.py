@@ -11,7 +11,7 @@ from anyaccel import rng
 from anyaccel.adapter.outer_contexts import OuterContexts, left_contexts
 from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.backend import Backend
-from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler
+from anyaccel.data import BatchSource, MapSource, Rows, Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Request, Resolution, resolve, topology
 from anyaccel.graph.applied_loss import AppliedLoss
@@ -21,7 +21,7 @@ from anyaccel.graph.shape_inference import training_only_inputs
 from anyaccel.metrics import BoundMetric
 from anyaccel.phases.evaluation import bind_metrics, measured_losses
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationRows, TrainingEpochs
-from anyaccel.phases.loading.host_columns import TargetRange, check_resident, make_host_columns, target_ranges
+from anyaccel.phases.loading.host_columns import check_resident, make_host_columns, target_ranges
 from anyaccel.phases.loading.input_data import InputData, PhaseSources, input_data
 from anyaccel.phases.loading.residency import (
     LoaderFactory,
@@ -58,11 +58,6 @@ class PreparedPart:
     factory: LoaderFactory
     is_shared: bool = False
 
-    @property
-    def name(self) -> str:
-        """Its name in events."""
-        return f"the data of {self.part.label}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPart:
@@ -98,7 +93,9 @@ def prepare(
     """
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     feature_sets = topology.feature_sets(graph.nodes.values())
-    parts = [_draw(phase, part, plan, graph, on_host, groups, read=True, opened=opened) for part in phase.parts]
+    parts = []
+    for part in phase.parts:
+        parts.append(_draw(phase, part, plan, graph, on_host, groups, read=True, opened=opened))
     if group.size == 1 and phase.trains and phase.step is None:
         drawn = parts[0]
         first: dict[str, int] = {}  # by feature set: the first step with one row of it
@@ -142,17 +139,35 @@ def prepare(
     for drawn in parts:
         part, whole = drawn.part, drawn.epochs
         is_shared = not part.trains and whole is not None and group.shares_evaluation(whole)
-        own = drawn
+        epochs = whole
         if whole is not None and (is_shared or part.trains):
-            own = replace(drawn, epochs=group.share_evaluation(whole) if is_shared else group.share_epochs(whole))
+            epochs = group.share_evaluation(whole) if is_shared else group.share_epochs(whole)
         in_parts = part.accumulate > 1 or (part.trains and group.size > 1)  # gradients are then weighted by rows
         ranges = target_ranges(resolution, accumulates=in_parts)
-        computing = group if part.trains else SingleProcess()
-        factory = _factory(plan, own, ranges, feature_sets, seed, computing)
+        rows, source = drawn.data.rows, drawn.data.source
+        factory: LoaderFactory
+        if source is None:
+            assert epochs is not None
+            if part.residency == "resident":
+                check_resident(part.label, plan.columns)
+            columns = partial(make_host_columns, plan, rows, ranges, feature_sets)
+            factory = RowsLoaderFactory(plan, columns, epochs)
+        else:
+            # fails before anything moves
+            make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, feature_sets)
+            computing = group if part.trains else SingleProcess()
+            if isinstance(source, BatchSource):
+                share = computing.share_batches(source.label)
+                factory = batch_source_loaders(plan, source, ranges, part.accumulate, seed, share)
+            else:
+                assert isinstance(source, MapSource) and epochs is not None
+                # what it draws while reading: other processes read other rows
+                own_seed = rng.key(seed, *computing.random_key) if computing.random_key else seed
+                factory = map_source_loaders(plan, source, ranges, epochs, own_seed)
         prepared.append(
             PreparedPart(
                 part=part,
-                rows=drawn.data.rows,
+                rows=rows,
                 evaluated=drawn.evaluated,
                 metrics=drawn.metrics,
                 factory=factory,
@@ -185,12 +200,21 @@ def _draw(
     opened: PhaseSources,
 ) -> DrawnPart:
     metrics = metrics_of(phase, part, graph)
+    columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
     # the feature sets of nodes, of estimators, of what is loaded, and of metrics
-    labels = {assignment.node for assignment in plan.assignments} | topology.ancestors(on_host, graph.nodes)
+    labels = topology.ancestors(on_host, graph.nodes)
+    for assignment in plan.assignments:
+        labels.add(assignment.node)
     needed = set(topology.feature_sets(graph.nodes[label] for label in labels))
-    needed |= {column.feature_set for column in plan.columns} | {metric.feature_set for metric in metrics}
-    known = topology.feature_sets(graph.nodes.values())
-    sets = {label: known[label] for label in known if label in needed}
+    used = dict[str, set[str]]()
+    streams = set[tuple[str, str]]()
+    for column in columns:
+        needed.add(column.feature_set)
+        used.setdefault(column.feature_set, set()).update(column.columns)
+        streams.add((column.feature_set, column.stream))
+    sets = topology.feature_sets(graph.nodes.values())
+    for label in sets.keys() - needed:
+        del sets[label]
     samplers = part.sampled_by
     if isinstance(samplers, Mapping):
         unknown = next((name for name in samplers if name not in sets), None)
@@ -216,10 +240,9 @@ def _draw(
         read=read,
         opened=opened,
     )
-    columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
     for name, rows in data.rows.items():  # estimators may take any target
-        used = {part for column in columns if column.feature_set == name for part in column.columns}
-        check_same_units(part.label, rows, sets[name], set(sets[name].targets) if on_host else used)
+        taken = set(sets[name].targets) if on_host else used.get(name, set())
+        check_same_units(part.label, rows, sets[name], taken)
     if data.source is not None:
         if on_host:
             raise PhaseError(
@@ -256,8 +279,6 @@ def _draw(
         combined = []
         if len(sets) > 1:
             combined = list(combinations_of(on_host, phase.all_losses, metrics, plan, graph))
-        streams = {(column.feature_set, column.stream) for column in plan.columns}
-        streams |= {(metric.feature_set, metric.stream) for metric in metrics}
         for feature_set, stream in sorted(streams):
             sampler = samplers.get(feature_set) if isinstance(samplers, Mapping) else samplers
             if sampler is not None:
@@ -266,29 +287,6 @@ def _draw(
         if part.trains:
             groups.check_epochs(part, plan, epochs)
     return DrawnPart(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
-
-
-def _factory(
-    plan: Plan,
-    drawn: DrawnPart,
-    ranges: Mapping[str, TargetRange],
-    known: Mapping[str, FeatureSet],
-    seed: int,
-    group: ProcessGroup,
-) -> LoaderFactory:
-    part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
-    if source is None:
-        assert epochs is not None
-        if drawn.part.residency == "resident":
-            check_resident(drawn.part.label, plan.columns)
-        return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, ranges, known), epochs)
-    make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
-    if isinstance(source, BatchSource):
-        return batch_source_loaders(plan, source, ranges, part.accumulate, seed, group.share_batches(source.label))
-    assert isinstance(source, MapSource) and epochs is not None
-    if group.random_key:  # what it draws while reading: other rows are read here
-        seed = rng.key(seed, *group.random_key)
-    return map_source_loaders(plan, source, ranges, epochs, seed)
 
 
 # -- Plan request: what a phase asks of a graph: its parts, losses and metrics, wanted outputs, and the data it needs
@@ -348,8 +346,9 @@ def plan_request(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] 
         for label in part.outputs or () if part is not phase else ():  # they apply only when a validation runs alone
             if label not in graph.nodes:
                 raise topology.unknown_node(f"phase {part.label!r} names the node {label!r}", label, graph.nodes)
-        judged = (metric.node for metric in metrics_of(phase, part, graph))
-        wants.update(dict.fromkeys(node for node in judged if node not in learners))
+        for metric in metrics_of(phase, part, graph):
+            if metric.node not in learners:
+                wants[metric.node] = None
     return Request(
         phase=phase.label,
         accelerator=phase.accelerator,
@@ -395,31 +394,7 @@ def resolve_phase(
     """
     request = plan_request(phase, graph, done)
     resolution = resolve(graph, request, known)
-    check_precision(phase, resolution.plan, left)
-    groups.check(phase, resolution, request.learners)
-    notes = (*resolution.plan.notes, *phase.plan_notes(graph, done))
-    return replace(resolution, plan=replace(resolution.plan, notes=notes)), request.learners
-
-
-# -- Outer contexts: the caller's contexts around a phase, such as `torch.autocast`, are left, or refused --------------
-
-
-def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend, OuterContexts]]:
-    """Return `left_contexts` of all backends of the frameworks of a graph."""
-    nodes = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
-    frameworks = dict.fromkeys(
-        name for node in nodes for name in ([node.framework] if node.framework else registry().owners(node.model))
-    )
-    return left_contexts(backend for backend in registry().backends_in_use if backend.framework in frameworks)
-
-
-def check_precision(phase: PhaseSettings, plan: Plan, left: Mapping[Backend, OuterContexts]) -> None:
-    """Refuse a phase inside a context that sets the precision, unless the phase sets its own.
-
-    Raises:
-        PhaseError: it has a node without a precision on a device of such a context.
-    """
-    for assignment in plan.assignments:
+    for assignment in resolution.plan.assignments:  # without a precision, it must not be in a context that sets one
         contexts = left.get(assignment.backend)
         context, precision = ("", "") if contexts is None else contexts.casts.get(assignment.device.kind, ("", ""))
         if not context or assignment.precision:
@@ -433,3 +408,18 @@ def check_precision(phase: PhaseSettings, plan: Plan, left: Mapping[Backend, Out
             "context caches the weights of the first step until it ends, and also casts losses",
             hint=hint,
         )
+    groups.check(phase, resolution, request.learners)
+    notes = (*resolution.plan.notes, *phase.plan_notes(graph, done))
+    return replace(resolution, plan=replace(resolution.plan, notes=notes)), request.learners
+
+
+# -- Outer contexts: the caller's contexts around a phase, such as `torch.autocast`, are left, or refused --------------
+
+
+def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend, OuterContexts]]:
+    """Return `left_contexts` of all backends of the frameworks of a graph."""
+    frameworks = set[str]()
+    for node in graph.nodes.values():
+        if isinstance(node, ModelNode):
+            frameworks.update([node.framework] if node.framework else registry().owners(node.model))
+    return left_contexts(backend for backend in registry().backends_in_use if backend.framework in frameworks)

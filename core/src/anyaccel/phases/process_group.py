@@ -153,16 +153,9 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """Return the extensions that act after these hooks."""
-
-    def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """Return the checks that compare steps computed in parts with those of one batch; none if steps are whole."""
-        if phase.accumulate == 1:
-            return ()
-        is_first = self.rank == 0
-        means = MeanCheck(phase, pipeline.stages, self.gather, is_first=is_first)
-        buffers = BufferCheck(phase, pipeline, is_first=is_first, n_calls=phase.accumulate)
-        return [check for check in (means, buffers) if check.is_due]
+        """Return the extensions that act after these hooks; among them the checks that compare steps computed in parts
+        with those of one batch.
+        """
 
 
 class SingleProcess(ProcessGroup):
@@ -220,4 +213,8 @@ class SingleProcess(ProcessGroup):
         return ()
 
     def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        return ()
+        if run.phase.accumulate == 1:
+            return ()
+        means = MeanCheck(run.phase, pipeline.stages, self.gather)
+        buffers = BufferCheck(run.phase, pipeline, n_calls=run.phase.accumulate)
+        return [check for check in (means, buffers) if check.is_due]

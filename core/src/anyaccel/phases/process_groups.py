@@ -137,8 +137,10 @@ def process_groups(phase: PhaseSettings, graph: ModelGraph) -> ProcessGroups:
     several = phase.trains and phase.replicas not in (None, 1)
     if several or phase.per_replica or phase.deterministic or phase.sharding is not None:
         return shared_groups(f"sharing phase {phase.label!r}")
-    divided = next((node for node in graph.nodes.values() if getattr(node, "sharding", None)), None)
-    return _ALONE if divided is None else shared_groups(f"ModelNode.sharding of {divided.label!r}")
+    for node in graph.nodes.values():
+        if getattr(node, "sharding", None):
+            return shared_groups(f"ModelNode.sharding of {node.label!r}")
+    return _ALONE
 
 
 def shared_groups(what: str) -> ProcessGroups:

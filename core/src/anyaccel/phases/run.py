@@ -84,7 +84,7 @@ class Run:
         self.heard: Callable[[Event], None] | None = None
         self.last_losses: Callable[[], list[Losses]] = list
         self._pipeline: Pipeline | None = None
-        self._work = MeasuredWork()
+        self._work = NOT_MEASURED
         self.final_snapshot: Any = None
         self.final_state: Mapping[str, np.ndarray] | None = None
 
@@ -419,7 +419,6 @@ def _state_bytes(optimizer: Optimizer | None, nbytes: int) -> int | None:
 
 
 _DTYPES = {"bf16-mixed": "bf16", "bf16": "bf16", "fp16-mixed": "fp16"}
-_NOT_MEASURED = "run.measure_step() was not called"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,15 +433,18 @@ class MeasuredWork:
 
     cost: StepCost = field(default_factory=StepCost)
     rate: float | None = None
-    not_covered: Mapping[str, str] = field(
-        default_factory=lambda: dict.fromkeys(("flops_per_step", "activations"), _NOT_MEASURED)
-    )
+    not_covered: Mapping[str, str] = field(default_factory=dict)
 
     def utilization(self, steps_per_second: float | None) -> float | None:
         """Return the fraction of the peak rate that this number of steps per second reaches."""
         if steps_per_second is None or self.cost.flops is None or self.rate is None:
             return None
         return self.cost.flops * steps_per_second / self.rate
+
+
+NOT_MEASURED = MeasuredWork(
+    not_covered=dict.fromkeys(("flops_per_step", "activations"), "run.measure_step() was not called")
+)
 
 
 def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -> MeasuredWork:

@@ -23,7 +23,7 @@ from anyaccel.data import BatchSource
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.extensions import extend
-from anyaccel.graph import ModelGraph, ModelNode, Plan, Resolution
+from anyaccel.graph import ModelGraph, ModelNode, Plan
 from anyaccel.graph.graph import LiveValues
 from anyaccel.graph.plan_entries import layouts
 from anyaccel.graph.shape_inference import share
@@ -40,7 +40,7 @@ from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.learners import Learners, learning_in
 from anyaccel.phases.loading.host_columns import note_lengths
 from anyaccel.phases.loading.input_data import PhaseSources
-from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
+from anyaccel.phases.loading.residency import LoaderFactory, bytes_added_by_training, make_loaders
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, OutOfMemoryReport
 from anyaccel.phases.planning import plan_for, plan_of
@@ -55,9 +55,8 @@ from anyaccel.phases.settings import PhaseSettings, checked_callbacks
 from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.results import PhaseResults
-from anyaccel.results.events import LogEvent
 from anyaccel.results.records import EvaluationValues
-from anyaccel.segment import Segment
+from anyaccel.segment import Operation, ParameterGroup, Segment
 from anyaccel.user_level import user_level
 
 
@@ -231,8 +230,7 @@ def execute(
         try:
             everybody = [*callbacks, *phase.callbacks]
             if phase.trains:  # schedules that listen to a training come first
-                optimizers = [graph.optimizer, *(getattr(node, "optimizer", None) for node in graph.nodes.values())]
-                everybody = [*listening_schedules(optimizers, everybody), *everybody]
+                everybody = [*listening_schedules(graph, everybody), *everybody]
             execution = PhaseExecution(run, HookCaller(registry().hooks, everybody), shown, resume)
             try:
                 claim(run)
@@ -311,8 +309,9 @@ class PhaseExecution:
         phase, graph = run.phase, run.graph
         phase.check_monitors(callbacks)  # those of the experiment and of optimizers are known now
         self._left = self._contexts.enter_context(leave_contexts(graph))
-        for what in (what for left in self._left.values() for what in left.set_aside):
-            run.log_event("context", what, verbose=True)
+        for left in self._left.values():
+            for what in left.set_aside:
+                run.log_event("context", what, verbose=True)
         self._hooks.call("phase_start", phase=phase, run=run)
         self._checkpointers = checkpointers_for(run, callbacks, self._resume, writes=run.is_main_process)
         values: EvaluationValues | None = phase.execute(self)
@@ -323,14 +322,15 @@ class PhaseExecution:
         other.
         """
         run, hooks = self.run, self._hooks
-        phase, graph = run.phase, run.graph
-        self._close()
+        phase, graph, done = run.phase, run.graph, run.done
+        graph.live_values = LiveValues()
+        self._programs.close()
         with interrupts.allowed():  # shapes are inferred, files are read
             groups = process_groups(phase, graph)
-            resolution, labels = resolve_phase(phase, graph, groups, self._left, run.done)
+            resolution, labels = resolve_phase(phase, graph, groups, self._left, done)
             run.plan = resolution.plan
             group = groups.group(phase, resolution, labels)
-            on_host = (*labels, *phase.next_to_fit(graph, run.done))
+            on_host = (*labels, *phase.next_to_fit(graph, done))
             parts = prepare(phase, resolution, graph, on_host, self._opened, groups, group)
         self._settings.close()
         for backend, value in resolution.matmul_precisions:
@@ -347,33 +347,59 @@ class PhaseExecution:
         share(plan)
         hooks.call("before_placement", phase=phase, plan=plan, run=run)
         warn_of_fallbacks(plan)
-        nan_in_data = nan_check.warn(phase, nan_notes)
-        nan_check.warn_of_float16(phase, resolution.segments, resolution.backends)
+        nan_in_data = nan_check.warn(phase, nan_notes, resolution)
         _warn_of_ended_schedules(phase, resolution.segments, first.factory.n_steps)
         self._final_devices.update(after)
         place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, layouts(plan.assignments))
         hooks.call("after_placement", phase=phase, plan=plan, run=run)
-        for note in (note for part in parts for note in part.factory.notes()):
-            run.log_event("source", note)
+        arrays: dict[str, Any] = {}
+        factories, names, n_bytes = list[LoaderFactory](), list[str](), 0
+        for part in parts:
+            for note in part.factory.notes():
+                run.log_event("source", note)
+            for key, array in part.factory.arrays.items():
+                arrays[f"{part.part.label}: {key}"] = array
+            factories.append(part.factory)
+            names.append(f"the data of {part.part.label}")
+            n_bytes += sum(part.factory.nbytes().values())
         for checkpointer in self._checkpointers:
             checkpointer.join(group)
-        arrays = {f"{part.part.label}: {key}": array for part in parts for key, array in part.factory.arrays.items()}
         group.check_begin(phase, graph, arrays)
-        del arrays
+        arrays.clear()
         with interrupts.allowed():
-            factories, names = [part.factory for part in parts], [part.name for part in parts]
-            n_bytes = sum(sum(factory.nbytes().values()) for factory in factories)
             self._progress.loading(f"the data of {phase.label}", n_bytes)
             added = bytes_added_by_training(plan, resolution.segments, graph.optimizer_states)
             loaders = make_loaders(phase.residency, factories, names, added, run.log_event, self._progress.loaded)
-        pipeline = _build_pipeline(resolution, graph, phase, learners, run.log_event, group)
+        stages: list[PipelineStage] = []
+        try:
+            for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+                models = {label: getattr(node, "model", None) for label, node in graph.nodes.items()}  # as placed
+                operations, has_gradient = list[Operation](), False
+                for operation in segment.operations:
+                    operations.append(replace(operation, model=models[operation.label]))
+                    has_gradient = has_gradient or not resolution.live.isdisjoint(operation.outputs)
+                segment = replace(
+                    segment,
+                    operations=tuple(operations),
+                    states={label: graph.optimizer_states[label] for label in segment.states},
+                    frozen={label: models[label] for label in segment.frozen},
+                    compile=phase.compile,
+                )
+                stages.append(PipelineStage(segment, backend, group.build(segment, backend), has_gradient))
+        except BaseException:
+            Pipeline(stages).close({})
+            raise
+        custom_step = None
+        if phase.step is not None:
+            custom_step = CustomStep(stages[0], phase.step, resolution.step_columns, phase.label)
+        pipeline = Pipeline(stages, [learners] if labels else [], run.log_event, custom_step, group.step)
         self._programs.callback(pipeline.close, graph.optimizer_states)
         run.attach(pipeline)
         graph.live_values = LiveValues(
             True, partial(pipeline.sync_models, graph.optimizer_states), pipeline.read_states
         )
         loaded, evaluations = list[OutOfMemoryRecovery](), list[Evaluation]()
-        for part, loader in zip(parts, loaders, strict=True):
+        for part, name, loader in zip(parts, names, loaders, strict=True):
             report = OutOfMemoryReport(
                 part=part.part,
                 may_stream=phase.residency != "resident",
@@ -382,7 +408,7 @@ class PhaseExecution:
                 pipeline=pipeline,
                 may_try=not part.part.trains or group.size == 1,
             )
-            rows = OutOfMemoryRecovery(name=part.name, loader=loader, report=report, log_event=run.log_event)
+            rows = OutOfMemoryRecovery(name=name, loader=loader, report=report, log_event=run.log_event)
             self._programs.callback(rows.close)
             loaded.append(rows)
             if part.part.trains:
@@ -395,7 +421,7 @@ class PhaseExecution:
                 rows=part.evaluated,
                 losses=[(loss, trained_as(loss, trained)) for loss in losses],
                 metrics=part.metrics,
-                keep=phase.kept_nodes(graph, run.done) if part.part is phase else (),
+                keep=phase.kept_nodes(graph, done) if part.part is phase else (),
                 value_names=resolution.shapes.outputs,
                 learners=learners,
                 log_event=run.log_event,
@@ -441,7 +467,8 @@ class PhaseExecution:
                         # outside.
                         for source in (*_given_sources(run.phase), *self._opened.batches):
                             sources.callback(source.close)
-                    self._close()
+                    graph.live_values = LiveValues()
+                    self._programs.close()
                 last = run.final_state
                 if run.error is None and (last is not None or self._first_buffers):
                     progress = dict(graph.progress)
@@ -462,17 +489,16 @@ class PhaseExecution:
                 release_frames(run.error)
             self._hooks.phase_end(run.error, phase=run.phase, plan=run.plan, run=run)
 
-    def _close(self) -> None:
-        self.run.graph.live_values = LiveValues()
-        self._programs.close()
-
 
 def _warn_of_ended_schedules(phase: PhaseSettings, segments: Sequence[Segment], n_steps: int | None) -> None:
     """Warn of schedules of new optimizers that are at 0 in more than a hundredth of the steps, which change nothing."""
     if not phase.trains or n_steps is None or (phase.schedule or "").startswith("alternate"):  # each in a part of them
         return
-    steps = n_steps * phase.epochs
-    for group in {group.name: group for segment in segments for group in segment.groups}.values():
+    steps, groups = n_steps * phase.epochs, dict[str, ParameterGroup]()
+    for segment in segments:
+        for group in segment.groups:
+            groups[group.name] = group
+    for group in groups.values():
         schedule = group.optimizer.schedule
         ended = 0 if schedule.end is None else steps - schedule.end
         if ended <= steps // 100:
@@ -492,47 +518,6 @@ def _given_sources(phase: PhaseSettings) -> Iterator[BatchSource]:
     for part in phase.parts:
         values = part.data.values() if isinstance(part.data, Mapping) else [part.data]
         yield from (value for value in values if isinstance(value, BatchSource))
-
-
-def _build_pipeline(
-    resolution: Resolution,
-    graph: ModelGraph,
-    phase: PhaseSettings,
-    learners: Learners,
-    log_event: LogEvent,
-    group: ProcessGroup,
-) -> Pipeline:
-    """Return the programs of a phase over the placed models; if one cannot be built, those before it are closed.
-
-    Args:
-        resolution: Segments, with their backends.
-        graph: Graph of the models and optimizer states.
-        phase: The phase, with the training settings.
-        learners: Nodes that learn from every step without gradients.
-        log_event: Function that receives events of programs.
-        group: Processes that compute the phase.
-    """
-    stages: list[PipelineStage] = []
-    try:
-        for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-            models = {label: getattr(graph[label], "model", None) for label in graph.nodes}  # as they were placed
-            segment = replace(
-                segment,
-                operations=tuple(replace(operation, model=models[operation.label]) for operation in segment.operations),
-                states={label: graph.optimizer_states[label] for label in segment.states},
-                frozen={label: models[label] for label in segment.frozen},
-                compile=phase.compile,
-            )
-            names = (name for operation in segment.operations for name in operation.outputs)
-            has_gradient = any(name in resolution.live for name in names)
-            program = group.build(segment, backend)
-            stages.append(PipelineStage(segment, backend, program, has_gradient))
-    except BaseException:
-        Pipeline(stages).close({})
-        raise
-    step = phase.step
-    custom_step = None if step is None else CustomStep(stages[0], step, resolution.step_columns, phase.label)
-    return Pipeline(stages, [learners] if learners else [], log_event, custom_step, group.step)
 
 
 # -- -------------------------------------------------------------------------------------------------------------------
@@ -595,6 +580,7 @@ def claim(run: Run) -> None:
 def release(run: Run) -> None:
     """End what `claim` began."""
     with _LOCK:
-        for key in [key for key, claimed in _MODELS.items() if claimed[2] is run]:
-            del _MODELS[key]
+        for key, claimed in list(_MODELS.items()):
+            if claimed[2] is run:
+                del _MODELS[key]
         _GRAPHS.pop(id(run.graph), None)  # last: what is broken off before is done again

@@ -40,14 +40,6 @@ UNCHANGED, UNSAVED = object(), object()
 """What a check gives where the phase has the value already; and what is given where there is nothing to save."""
 
 
-def _as_given(phase: Any, name: str, value: Any) -> Any:
-    return value
-
-
-def _as_kept(phase: Any, kept: Any) -> Any:
-    return kept
-
-
 def same(value: Any) -> Any:
     """Return the value unchanged."""
     return value
@@ -64,13 +56,15 @@ class Setting:
         compare: Convert the stored value to plain data that must be equal in all replicas of a run; None if it may
             differ.
         on_resume: Whether a run that resumes from a checkpoint must have the same value, too.
+        or_none: Whether None is stored without a check.
     """
 
-    check: Check = _as_given
-    save: Callable[[Any, Any], Any] = _as_kept
+    check: Check = lambda phase, name, value: value
+    save: Callable[[Any, Any], Any] = lambda phase, kept: kept
     load: Callable[[Any], Any] = same
     compare: Callable[[Any], Any] | None = None
     on_resume: bool = True
+    or_none: bool = False
 
 
 def integer(least: int, example: int | None = None) -> Check:
@@ -215,14 +209,12 @@ def samplers_from(config: Any) -> Any:
     return sampler_from_config(config)
 
 
-def check_schedule(phase: Any, name: str, value: Any) -> str | None:
-    """Return how samplers are combined; None is the default.
+def check_schedule(phase: Any, name: str, value: Any) -> str:
+    """Return how samplers are combined.
 
     Raises:
         PhaseError: an unknown name, or there is only one sampler.
     """
-    if value is None:
-        return None
     if value not in SCHEDULES:
         raise PhaseError(
             f"phase {phase.label!r}: unknown schedule={shown(value)}",
@@ -269,7 +261,8 @@ def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
         values: dict[str, Any] = {**defaults, **dict(zip(defaults, args, strict=False)), **keywords}
         phase = values.pop("self")
         for name, value in values.items():
-            kept = phase.settings.get(name, _PLAIN).check(phase, name, value)
+            setting = phase.settings.get(name, _PLAIN)
+            kept = None if value is None and setting.or_none else setting.check(phase, name, value)
             if kept is not UNCHANGED:
                 setattr(phase, name, kept)
         phase.check_settings()
@@ -330,8 +323,9 @@ def _checked_losses(phase: Any, name: str, applied: Any) -> tuple[AppliedLoss, .
                 f"phase {phase.label!r}: losses must be AppliedLoss objects, got {shown(loss)}",
                 hint=f"write losses=[AppliedLoss({loss if isinstance(loss, str) else 'mse'!r}, on='NODE')]",
             )
-    labels = [loss.label for loss in losses]
-    duplicates = {label for label in labels if labels.count(label) > 1}
+    labels, duplicates = set[str](), set[str]()
+    for loss in losses:
+        (duplicates if loss.label in labels else labels).add(loss.label)
     if duplicates:
         raise PhaseError(
             f"phase {phase.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
@@ -358,7 +352,7 @@ def _accelerator(phase: Any, name: str, accelerator: Any) -> Accelerator | None:
 
 def _matmul_precision(phase: Any, name: str, setting: Any) -> Any:
     """Return a setting for matrix multiplications, which the frameworks of the graph check."""
-    if setting is None or isinstance(setting, (str, bool)):
+    if isinstance(setting, (str, bool)):
         return setting
     where, example = f"phase {phase.label!r}: ", "'high'"
     by_framework = arguments.mapping(PhaseError, where, name, setting, example)
@@ -475,21 +469,22 @@ class PhaseSettings(AttributeHints, Runnable):
         ),
         "strict": Setting(flag),
         "policy": Setting(
-            optional(lambda phase, name, value: arguments.text(PhaseError, f"phase {phase.label!r}: ", name, value))
+            lambda phase, name, value: arguments.text(PhaseError, f"phase {phase.label!r}: ", name, value), or_none=True
         ),
         "callbacks": Setting(
             lambda phase, name, value: checked_callbacks(f"phase {phase.label!r}", value), save=unsaved
         ),
         "final_device": Setting(
-            optional(lambda phase, name, value: Accelerator.of(value)), config, read(Accelerator.from_config)
+            lambda phase, name, value: Accelerator.of(value), config, read(Accelerator.from_config), or_none=True
         ),
         "compile": Setting(choice(*MODES, hints=_HINTS_FOR_COMPILE)),
         "residency": Setting(choice(*RESIDENCIES)),
         "precision": Setting(
-            optional(lambda phase, name, value: checked_precision(PhaseError, f"phase {phase.label!r}: ", value)),
+            lambda phase, name, value: checked_precision(PhaseError, f"phase {phase.label!r}: ", value),
             save=unless(None),
+            or_none=True,
         ),
-        "matmul_precision": Setting(_matmul_precision, save=unless(None)),
+        "matmul_precision": Setting(_matmul_precision, save=unless(None), or_none=True),
     }
     """How each setting of this kind of phase is checked, saved and compared; names and defaults are in `__init__`."""
 

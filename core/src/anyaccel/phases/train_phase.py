@@ -53,8 +53,8 @@ MICROBATCHING = ("exact", "approximate")
 ON_NAN = ("warn", "stop", "ignore")
 
 
-def _checkpoint(phase: Any, name: str, checkpoint: Any) -> Checkpoint | None:
-    if checkpoint is None or isinstance(checkpoint, Checkpoint):
+def _checkpoint(phase: Any, name: str, checkpoint: Any) -> Checkpoint:
+    if isinstance(checkpoint, Checkpoint):
         return checkpoint
     if isinstance(checkpoint, (str, os.PathLike)):
         return Checkpoint(checkpoint)
@@ -89,18 +89,6 @@ def _refuse_to_save(phase: Any, step: Any) -> Any:
         problem = f"phase {phase.label!r} has a custom step, which cannot be written to a configuration"
         raise ConfigError(problem, hint="save the graph, and create the phase in code")
     return UNSAVED
-
-
-def _saved_loss_scale(phase: Any, scale: LossScale) -> Any:
-    return UNSAVED if scale == LossScale() else scale.get_config()
-
-
-def _read_checkpoint(saved: Any) -> Any:
-    return Checkpoint(**saved) if isinstance(saved, Mapping) else saved
-
-
-def _read_loss_scale(saved: Any) -> Any:
-    return LossScale.from_config(saved) if isinstance(saved, Mapping) else saved
 
 
 @constructor_hints
@@ -181,16 +169,25 @@ class TrainPhase(Phase):
         **Phase.settings,
         "batch_size": Setting(batch_size, unsaved),
         "sampler": Setting(samplers, lambda phase, kept: samplers_config(kept), samplers_from, samplers_config),
-        "schedule": Setting(check_schedule, compare=same),
+        "schedule": Setting(check_schedule, compare=same, or_none=True),
         "epochs": Setting(integer(0), compare=same, on_resume=False),
-        "validation": Setting(_validation, config, read(Phase.from_config)),
+        "validation": Setting(_validation, config, read(Phase.from_config), or_none=True),
         "validate_every": Setting(integer(1), compare=same, on_resume=False),
         "accumulate": Setting(integer(1), compare=same),
         "microbatching": Setting(choice(*MICROBATCHING)),
         "on_nan": Setting(choice(*ON_NAN)),
         "step": Setting(lambda phase, name, value: UNCHANGED if value is None else value, _refuse_to_save),
-        "loss_scale": Setting(_loss_scale, _saved_loss_scale, _read_loss_scale),
-        "checkpoint": Setting(_checkpoint, config, _read_checkpoint),
+        "loss_scale": Setting(
+            _loss_scale,
+            lambda phase, scale: UNSAVED if scale == LossScale() else scale.get_config(),
+            lambda saved: LossScale.from_config(saved) if isinstance(saved, Mapping) else saved,
+        ),
+        "checkpoint": Setting(
+            _checkpoint,
+            config,
+            lambda saved: Checkpoint(**saved) if isinstance(saved, Mapping) else saved,
+            or_none=True,
+        ),
         "replicas": Setting(offered("TrainPhase.replicas", None, 1)),
         "per_replica": Setting(offered("TrainPhase.per_replica", False)),
         "deterministic": Setting(offered("TrainPhase.deterministic", False)),
@@ -376,9 +373,14 @@ def _check_validation(training: TrainPhase, validation: Any, *, custom_step: boo
             hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
         )
     for loss in validation.losses:
-        if not custom_step and trained_as(loss, training.losses) is None and not _is_measured(loss):
-            others = [trained for trained in training.losses if trained.on == loss.on]
-            differs = f"differs in {_difference(loss, others[0])} from that of the training" if others else "is new"
+        is_plain = len(loss.inputs) == 2 and loss.inputs[0] == "outputs" and not loss.inputs[1].startswith("outputs")
+        is_measured = loss.loss.own is None and is_plain and not loss.weights
+        if not custom_step and trained_as(loss, training.losses) is None and not is_measured:
+            others, differs = [trained for trained in training.losses if trained.on == loss.on], "is new"
+            if others:
+                names = {"loss": "the loss", "inputs": "inputs", "sample_weight": "sample_weight", "mask": "mask"}
+                differing = [word for name, word in names.items() if getattr(loss, name) != getattr(others[0], name)]
+                differs = f"differs in {' and '.join(differing)} from that of the training"
             raise PhaseError(
                 f"{where}: the loss {loss.label!r} of the validation {differs}: it is not trained; in addition to "
                 "the trained losses, a validation computes only named losses of outputs and targets without weight "
@@ -397,17 +399,6 @@ def _check_validation(training: TrainPhase, validation: Any, *, custom_step: boo
             f"{where} trains on {training.accelerator or 'cpu:0'} but validates on {validation.accelerator}",
             hint="leave accelerator out of the validation: it runs where the nodes are",
         )
-
-
-def _is_measured(loss: AppliedLoss) -> bool:
-    is_plain = len(loss.inputs) == 2 and loss.inputs[0] == "outputs" and not loss.inputs[1].startswith("outputs")
-    return loss.loss.own is None and is_plain and not loss.weights
-
-
-def _difference(loss: AppliedLoss, trained: AppliedLoss) -> str:
-    names = {"loss": "the loss", "inputs": "inputs", "sample_weight": "sample_weight", "mask": "mask"}
-    differing = [word for name, word in names.items() if getattr(loss, name) != getattr(trained, name)]
-    return " and ".join(differing)
 
 
 def _check_custom_step(phase: TrainPhase, step: Any, accumulate: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.backend import ComputingBackend, Program
@@ -16,6 +15,7 @@ from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.process_group import SingleProcess
+from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import Segment
@@ -103,8 +103,8 @@ class DeviceGroup(SingleProcess):
             whole=whole_nodes(self._plan),
         )
 
-    def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        return replica_checks(phase, pipeline, self)
+    def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        return replica_checks(run.phase, pipeline, self)
 
 
 def check_replicable(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> None:

@@ -170,11 +170,8 @@ class ReplicatedTraining(ProcessGroup):
 
     def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
         """Return the extensions after hooks; calls of several steps are agreed on if one program computes them."""
-        shares_calls = pipeline.multi_step and self.global_batches
-        return (AgreedStop(run, self), *([SharedCalls(self)] if shares_calls else []))
-
-    def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        return replica_checks(phase, pipeline, self)
+        shared_calls = [SharedCalls(self)] if pipeline.multi_step and self.global_batches else []
+        return (AgreedStop(run, self), *shared_calls, *replica_checks(run.phase, pipeline, self))
 
     def share_batches(self, source: str) -> BatchesShare:
         """Return this replica's part of the batches of a source; they are then compared in every step."""
