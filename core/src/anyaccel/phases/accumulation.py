@@ -33,7 +33,11 @@ def check_accumulation(
         PhaseError: the settings of a loss define a sum, or a mean that gives some rows less weight.
     """
     for loss in losses:
-        reason = _reason(_settings(loss.loss))
+        settings, reason = _settings(loss.loss), ""
+        if settings.get("reduction") == "sum":
+            reason = "a sum over rows (reduction='sum')"
+        elif "ignore_index" in settings and settings.get("weight") is not None:
+            reason = "a mean weighted by class (weight)"
         if reason:
             raise PhaseError(
                 f"phase {label!r} {doing}, and the loss {loss.label!r} is {reason}: a step would "
@@ -63,10 +67,3 @@ def _settings(loss: Loss) -> Mapping[str, Any]:
     except (TypeError, ValueError):
         defaults = {}
     return {name: value for name, value in {**defaults, **loss.kwargs}.items() if name in names}
-
-
-def _reason(settings: Mapping[str, Any]) -> str:
-    if settings.get("reduction") == "sum":
-        return "a sum over rows (reduction='sum')"
-    weighted = "ignore_index" in settings and settings.get("weight") is not None
-    return "a mean weighted by class (weight)" if weighted else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,6 @@ from anyaccel.device import Device
 from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, PhaseError, SpecError, UndefinedMetricWarning
 from anyaccel.graph import ModelGraph, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.graph.nodes import ColumnSelection
 from anyaccel.graph.resolve import named_column, targets_of
 from anyaccel.metrics import SYNONYMS, BoundMetric, Metric, metric_names
 from anyaccel.phases.executor.pipeline import Pipeline
@@ -82,7 +81,18 @@ def bind_metrics(
                 source, columns, stream = chosen
             label = metric.label if len(nodes) == 1 else f"{node}.{metric.label}"
             where: Any = {"feature_set": source.label, "columns": columns, "stream": stream or ""}
-            mask = _mask(metric, source.label, stream, graph)
+            mask: tuple[str, ...] = ()
+            if metric.mask is not None:
+                of_mask = named_column(metric.mask, graph.nodes)
+                has_rows = of_mask is not None and of_mask.feature_set.label == source.label
+                if of_mask is None or not has_rows or (of_mask.stream or "") != (stream or ""):
+                    raise ColumnError(
+                        f"metric {metric.label!r} has the mask {metric.mask!r}, which is not a column of the data of "
+                        "its targets",
+                        available=f"columns of {source.label!r}",
+                        hint=f"write mask='{source.label}.COLUMN'",
+                    )
+                mask = of_mask.names
             bound.append(BoundMetric(label=label, metric=metric, node=node, mask=mask, **where))
     labels = [metric.label for metric in bound]
     twice = sorted({label for label in labels if labels.count(label) > 1})
@@ -97,20 +107,6 @@ def bind_metrics(
             hint="give the metric another label=",
         )
     return bound
-
-
-def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGraph) -> tuple[str, ...]:
-    """Return the mask column of a metric, of the same rows as its targets."""
-    if metric.mask is None:
-        return ()
-    chosen = named_column(metric.mask, graph.nodes)
-    if chosen is None or chosen.feature_set.label != feature_set or (chosen.stream or "") != (stream or ""):
-        raise ColumnError(
-            f"metric {metric.label!r} has the mask {metric.mask!r}, which is not a column of the data of its targets",
-            available=f"columns of {feature_set!r}",
-            hint=f"write mask='{feature_set}.COLUMN'",
-        )
-    return chosen.names
 
 
 def trained_as(loss: AppliedLoss, trained: Iterable[AppliedLoss]) -> str | None:
@@ -368,40 +364,29 @@ def compared(phase: PhaseSettings, graph: ModelGraph, values: Iterable[str]) -> 
     These are the columns of a loss of the phase on the node, otherwise those of a metric, otherwise the targets of the
     data that feed the node.
     """
-    columns = {value: _compared_columns(phase, graph, value) for value in values}
-    return {value: chosen for value, chosen in columns.items() if chosen is not None}
-
-
-def _compared_columns(phase: PhaseSettings, graph: ModelGraph, value: str) -> Compared | None:
-    node = value.partition(".")[0]
-    for text in _candidates(phase, node, value):
-        try:
-            targets = targets_of(AppliedLoss("mse", on=node), graph.nodes) if text == "targets" else None
-            chosen = targets or named_column(text, graph.nodes)
-        except ColumnError:
-            continue
-        if chosen is not None:
-            return f"{chosen.feature_set.label}{_stream_suffix(phase, chosen)}", chosen.names
-    return None
-
-
-def _candidates(phase: PhaseSettings, node: str, value: str) -> Iterator[str]:
-    """Yield what may name the columns, the most certain first."""
-    outputs = {"outputs", value, f"outputs.{value.partition('.')[2]}"}
-    for loss in phase.losses:
-        if loss.on == node and outputs & set(loss.inputs):
-            yield from (text for text in loss.inputs if text not in outputs)
-    for metric in phase.metrics:
-        if metric.on in (None, node) and metric.targets != "targets":
-            yield metric.targets
-    yield "targets"
-
-
-def _stream_suffix(phase: PhaseSettings, chosen: ColumnSelection) -> str:
-    """Return `@STREAM` if the rows of an EvalPhase belong to another stream; without a sampler, all streams are the
-    rows.
-    """
-    samplers = phase.sampled_by
-    sampler = samplers.get(chosen.feature_set.label) if isinstance(samplers, Mapping) else samplers
-    streams: tuple[str, ...] = getattr(sampler, "streams", ())
-    return f"@{chosen.stream}" if chosen.stream in streams[1:] else ""
+    columns: dict[str, Compared] = {}
+    for value in values:
+        node, _, output = value.partition(".")
+        outputs = {"outputs", value, f"outputs.{output}"}
+        texts: list[str] = []  # that may name the columns, the most certain first
+        for loss in phase.losses:
+            if loss.on == node and outputs & set(loss.inputs):
+                texts += [text for text in loss.inputs if text not in outputs]
+        for metric in phase.metrics:
+            if metric.on in (None, node) and metric.targets != "targets":
+                texts.append(metric.targets)
+        for text in (*texts, "targets"):
+            try:
+                targets = targets_of(AppliedLoss("mse", on=node), graph.nodes) if text == "targets" else None
+                chosen = targets or named_column(text, graph.nodes)
+            except ColumnError:
+                continue
+            if chosen is not None:
+                label, samplers = chosen.feature_set.label, phase.sampled_by
+                sampler = samplers.get(label) if isinstance(samplers, Mapping) else samplers
+                streams: tuple[str, ...] = getattr(
+                    sampler, "streams", ()
+                )  # without a sampler, all streams are the rows
+                columns[value] = f"{label}@{chosen.stream}" if chosen.stream in streams[1:] else label, chosen.names
+                break
+    return columns

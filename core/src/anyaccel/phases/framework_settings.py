@@ -60,7 +60,15 @@ class FrameworkSettings(Callback):
         capabilities = list(filter(None, (backend.capability(HasSettings) for backend in backends.values())))
         allowed = {name: values for settings in capabilities for name, values in settings.settings().items()}
         for name, value in self.values.items():
-            _check(phase.label, name, value, allowed)
+            if name not in allowed:
+                raise PhaseError(
+                    f"phase {phase.label!r}: no framework of its graph has the setting {name!r}",
+                    available=", ".join(allowed),
+                    hint=did_you_mean(name, allowed, "leave it out, or set it yourself"),
+                )
+            if not any(type(candidate) is type(value) and candidate == value for candidate in allowed[name]):
+                available, problem = ", ".join(map(repr, allowed[name])), f"{name} cannot be {shown(value)}"
+                raise PhaseError(f"phase {phase.label!r}: {problem}", available=available, hint="use one of these")
         self.phase_end(phase, plan, run, None)  # a FitPhase may have several plans
         if not _HOLDING.acquire(blocking=False):
             raise PhaseError(
@@ -79,17 +87,3 @@ class FrameworkSettings(Callback):
         held = self._held.pop(id(run), None)
         if held is not None:
             held.close()
-
-
-def _check(label: str, name: str, value: Any, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    if name not in allowed:
-        raise PhaseError(
-            f"phase {label!r}: no framework of its graph has the setting {name!r}",
-            available=", ".join(allowed),
-            hint=did_you_mean(name, allowed, "leave it out, or set it yourself"),
-        )
-    if not any(type(candidate) is type(value) and candidate == value for candidate in allowed[name]):
-        available = ", ".join(map(repr, allowed[name]))
-        raise PhaseError(
-            f"phase {label!r}: {name} cannot be {shown(value)}", available=available, hint="use one of these"
-        )

@@ -108,8 +108,8 @@ class HookCaller:
                 try:
                     with interrupts.allowed():
                         call()
-                except BaseException as failure:  # neither an error nor an interrupt keeps the others from being called
-                    failures.append(failure)
+                except BaseException as raised:  # neither an error nor an interrupt keeps the others from being called
+                    failures.append(raised)
         if not failures:
             return
         stop = next((failure for failure in failures if not isinstance(failure, Exception)), error)

@@ -9,7 +9,7 @@ from anyaccel.graph import ModelGraph, Plan, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.resolve import named_column
 from anyaccel.metrics import BoundMetric
-from anyaccel.phases.loading.epoch_plan import RowSpan, StepRows
+from anyaccel.phases.loading.epoch_plan import StepRows
 
 Combination = tuple[str, frozenset[str]]
 """What combines feature sets, for messages, and their labels."""
@@ -31,7 +31,10 @@ def check_alignment(
     """
     for step in steps:
         for what, sets in combinations:
-            sizes = {name: _size(step.get(name)) for name in sorted(sets)}
+            sizes = {}
+            for name in sorted(sets):
+                start, stop = step.get(name, (0, 0))
+                sizes[name] = stop - start
             if len(set(sizes.values())) > 1 and any(sizes.values()):
                 sampled = (
                     "use the same batch size (and drop_last=True) for their samplers, and the same number of "
@@ -44,10 +47,6 @@ def check_alignment(
                     cause=", ".join(f"{name}: {size or 'none'}" for name, size in sizes.items()),
                     hint=sampled if by_sampler else "use the same number of rows in all of them",
                 )
-
-
-def _size(span: RowSpan | None) -> int:
-    return 0 if span is None else span[1] - span[0]
 
 
 def combinations_of(
@@ -63,7 +62,16 @@ def combinations_of(
     for label in learners:
         yield from _several(f"node {label!r}", _sets_of(label, graph))
     for loss in losses:
-        sets = {name for text in (*loss.inputs, *loss.weights) for name in _sets_of_input(text, loss, graph)}
+        sets = set[str]()
+        for text in (*loss.inputs, *loss.weights):
+            label = text.partition(".")[0]
+            column = None
+            if label not in graph.nodes and text != "targets" and label != "outputs":
+                column = named_column(text, graph.nodes)
+            if column is None:
+                sets |= _sets_of(label if label in graph.nodes else loss.on, graph)
+            else:
+                sets.add(column.feature_set.label)
         yield from _several(f"the loss {loss.label!r}", sets)
     for metric in metrics:
         if metric.node in graph.nodes:
@@ -77,12 +85,3 @@ def _several(what: str, sets: set[str]) -> Iterator[Combination]:
 
 def _sets_of(node: str, graph: ModelGraph) -> set[str]:
     return {reference.feature_set.label for reference in topology.references(node, graph.nodes)}
-
-
-def _sets_of_input(text: str, loss: AppliedLoss, graph: ModelGraph) -> set[str]:
-    """The feature sets that one input of a loss comes from."""
-    label = text.partition(".")[0]
-    if label in graph.nodes:
-        return _sets_of(label, graph)
-    column = None if text == "targets" or label == "outputs" else named_column(text, graph.nodes)
-    return _sets_of(loss.on, graph) if column is None else {column.feature_set.label}

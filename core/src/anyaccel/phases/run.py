@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -29,7 +29,6 @@ from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.results.events import Event, log
 from anyaccel.results.records import Epoch, EvaluationValues, Fitted
-from anyaccel.specs import Optimizer
 
 
 class Run:
@@ -361,57 +360,49 @@ def run_stats(
     """
     if plan is None:
         return RunStats()
+    devices: dict[tuple[str, Device], DeviceStats] = {}
+    nodes: list[NodeStats] = []
+    for assignment in plan.assignments:
+        framework, device, node = assignment.framework, assignment.device, graph[assignment.node]
+        if (framework, device) not in devices:
+            backend = registry().find(framework, device.kind)
+            memory, measured = backend.capability(Memory), backend.device_info(device)
+            info = None if memory is None else memory.memory(device)
+            devices[framework, device] = DeviceStats(
+                device=device,
+                framework=framework,
+                used=(info.used if info else 0) or None,
+                peak=(info.peak if info else 0) or None,
+                total=(info.total if info else 0) or None,
+                identity=measured.identity if measured.vendor == "nvidia" else "",
+            )
+        if isinstance(node, ModelNode):
+            optimizer = (node.optimizer or graph.optimizer) if trains and not assignment.frozen else None
+            state: int | None = 0
+            if optimizer is not None:
+                state = assignment.nbytes * state_slots(optimizer) if optimizer.own is None else None
+            nodes.append(
+                NodeStats(
+                    node=assignment.node,
+                    framework=framework,
+                    device=device,
+                    parameters=assignment.nbytes,
+                    gradients=0 if optimizer is None else assignment.nbytes,
+                    optimizer=state,
+                    activations=work.cost.activations.get(assignment.node),
+                )
+            )
     timed = timing if timing is not None and timing.seconds > 0 else None
     steps = None if timed is None else timed.steps / timed.seconds
     return RunStats(
-        devices=tuple(_devices(plan)),
-        nodes=tuple(_nodes(plan, graph, work.cost, trains=trains)),
+        devices=tuple(devices.values()),
+        nodes=tuple(nodes),
         steps_per_second=steps,
         samples_per_second=None if timed is None else timed.samples / timed.seconds,
         flops_per_step=work.cost.flops,
         model_flops_utilization=work.utilization(steps),
         not_covered=work.not_covered,
     )
-
-
-def _devices(plan: Plan) -> Iterator[DeviceStats]:
-    for framework, device in dict.fromkeys(
-        (assignment.framework, assignment.device) for assignment in plan.assignments
-    ):
-        backend = registry().find(framework, device.kind)
-        memory = backend.capability(Memory)
-        info = None if memory is None else memory.memory(device)
-        measured = backend.device_info(device)
-        yield DeviceStats(
-            device=device,
-            framework=framework,
-            used=(info.used if info else 0) or None,
-            peak=(info.peak if info else 0) or None,
-            total=(info.total if info else 0) or None,
-            identity=measured.identity if measured.vendor == "nvidia" else "",
-        )
-
-
-def _nodes(plan: Plan, graph: ModelGraph, cost: StepCost, *, trains: bool) -> Iterator[NodeStats]:
-    for assignment in plan.assignments:
-        node = graph[assignment.node]
-        if isinstance(node, ModelNode):
-            optimizer = (node.optimizer or graph.optimizer) if trains and not assignment.frozen else None
-            yield NodeStats(
-                node=assignment.node,
-                framework=assignment.framework,
-                device=assignment.device,
-                parameters=assignment.nbytes,
-                gradients=0 if optimizer is None else assignment.nbytes,
-                optimizer=_state_bytes(optimizer, assignment.nbytes),
-                activations=cost.activations.get(assignment.node),
-            )
-
-
-def _state_bytes(optimizer: Optimizer | None, nbytes: int) -> int | None:
-    if optimizer is None:
-        return 0
-    return nbytes * state_slots(optimizer) if optimizer.own is None else None
 
 
 # -- -------------------------------------------------------------------------------------------------------------------

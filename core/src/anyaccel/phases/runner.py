@@ -333,8 +333,8 @@ class PhaseExecution:
             on_host = (*labels, *phase.next_to_fit(graph, done))
             parts = prepare(phase, resolution, graph, on_host, self._opened, groups, group)
         self._settings.close()
-        for backend, value in resolution.matmul_precisions:
-            self._settings.enter_context(backend.matmul_precision(value))
+        for computes, value in resolution.matmul_precisions:
+            self._settings.enter_context(computes.matmul_precision(value))
         first = parts[0]
         run.rows, run.batch_size = first.evaluated.rows, first.factory.batch_size
         learners = Learners()

@@ -92,10 +92,25 @@ class MeanCheck(LoopExtension):
         for i in sorted({0, n_steps // 2, n_steps - 1}):  # the first may be one in which all tokens count
             batch = next(steps.skip(i).first(1).split(steps.size.at_once))
             differing = self._differing(runner, batch, labels)
-            if differing is not None:
-                if self._is_first:
-                    self._warn(*differing)
-                return
+            if differing is None:
+                continue
+            if self._is_first:
+                label, whole, parted = differing
+                what, hint = "is not a mean over rows", "return the mean over the rows of the batch; for tokens or "
+                hint += "weights, use a named loss with ignore_index, mask or sample_weight"
+                if label in self._named:
+                    what = "depends on a model that mixes the rows of a batch"
+                    hint = "compute each row independently in the model"
+                warnings.warn(
+                    printable(
+                        f"phase {self._phase.label!r} {self._doing}, and the loss {label!r} {what}: over one batch it "
+                        f"is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step would differ from "
+                        f"one on the whole batch. Hint: {hint}; or {self._left_out}"
+                    ),
+                    UserWarning,
+                    stacklevel=user_level(),
+                )
+            return
 
     def _differing(self, runner: ChunkRunner, batch: StepRange, labels: Sequence[str]) -> _Found | None:
         halves = list(batch.split(-(-batch.batch_size // 2)))
@@ -114,26 +129,6 @@ class MeanCheck(LoopExtension):
     def _differs(self, value: float, other: float) -> bool:
         """Return whether two losses differ by more than rounding; False if one is not a number."""
         return abs(value - other) > self._tolerance * max(abs(value), abs(other)) + 1e-7
-
-    def _warn(self, label: str, whole: float, parted: float) -> None:
-        what, hint = (
-            ("depends on a model that mixes the rows of a batch", "compute each row independently in the model")
-            if label in self._named
-            else (
-                "is not a mean over rows",
-                "return the mean over the rows of the batch; for tokens or weights, use a named loss with "
-                "ignore_index, mask or sample_weight",
-            )
-        )
-        warnings.warn(
-            printable(
-                f"phase {self._phase.label!r} {self._doing}, and the loss {label!r} {what}: over "
-                f"one batch it is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step would differ "
-                f"from one on the whole batch. Hint: {hint}; or {self._left_out}"
-            ),
-            UserWarning,
-            stacklevel=user_level(),
-        )
 
 
 def _is_own(loss: AppliedLoss) -> bool:
@@ -269,15 +264,29 @@ class ProbabilityCheck:
     """
 
     def __init__(self, losses: Sequence[AppliedLoss], value_names: Mapping[str, Sequence[str]]) -> None:
-        named = [loss for loss in losses if loss.loss.own is None and loss.loss.name == "cross_entropy"]
-        self._values = [(loss, _value(loss, value_names[loss.on])) for loss in named]
+        self._values: list[tuple[AppliedLoss, str]] = []
+        for loss in losses:
+            if loss.loss.own is None and loss.loss.name == "cross_entropy":
+                names, wanted = value_names[loss.on], loss.inputs[0].partition(".")[2]
+                named = next((name for name in names if wanted and name.endswith(f".{wanted}")), names[0])
+                self._values.append((loss, named))
 
     def look(self, outputs: Mapping[str, np.ndarray]) -> None:
         """Warn if the classes of outputs, [n, ...] by the names of values, are never negative and sum to 1."""
         for loss, name in self._values:
-            if name in outputs and _are_probabilities(outputs[name][:_ROWS], loss.loss.kwargs.get("class_axis", -1)):
+            array, class_axis = outputs.get(name), loss.loss.kwargs.get("class_axis", -1)
+            if array is None or array.dtype.kind != "f" or array.ndim < 2 or not len(array):
+                continue
+            n_classes = array.shape[class_axis]
+            rows = np.moveaxis(array[:_ROWS], class_axis, -1)
+            if n_classes > 1 and is_distribution(rows.reshape(-1, n_classes)):
                 self._values = []
-                warnings.warn(printable(_text(loss)), UserWarning, stacklevel=user_level())
+                text = (
+                    f"loss {loss.label!r} on node {loss.on!r}: cross_entropy takes logits, but these outputs are "
+                    "already probabilities: no value is negative, and the classes sum to 1. Hint: remove the softmax "
+                    "from the end of the model, or write a custom loss"
+                )
+                warnings.warn(printable(text), UserWarning, stacklevel=user_level())
                 return
 
 
@@ -287,23 +296,3 @@ def warn_of_probabilities(model: Any, loss: AppliedLoss, outputs: np.ndarray) ->
     """
     if not was_warned_of(model):
         ProbabilityCheck([loss], {loss.on: [loss.on]}).look({loss.on: outputs})
-
-
-def _text(loss: AppliedLoss) -> str:
-    return (
-        f"loss {loss.label!r} on node {loss.on!r}: cross_entropy takes logits, but these outputs are already "
-        "probabilities: no value is negative, and the classes sum to 1. Hint: remove the softmax from the end of the "
-        "model, or write a custom loss"
-    )
-
-
-def _value(loss: AppliedLoss, names: Sequence[str]) -> str:
-    """Return the name of the value that a loss takes as outputs."""
-    wanted = loss.inputs[0].partition(".")[2]
-    return next((name for name in names if wanted and name.endswith(f".{wanted}")), names[0])
-
-
-def _are_probabilities(array: np.ndarray, class_axis: int) -> bool:
-    if array.dtype.kind != "f" or array.ndim < 2 or array.shape[class_axis] < 2 or not len(array):
-        return False
-    return is_distribution(np.moveaxis(array, class_axis, -1).reshape(-1, array.shape[class_axis]))

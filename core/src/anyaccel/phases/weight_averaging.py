@@ -91,12 +91,16 @@ class WeightAveraging(Callback):
 
     def _update(self, run: Run) -> None:
         for node, backend in self._backends.items():
-            now, average = backend.state(run.model(node)), self._averages.get(node)
+            now, average = dict(backend.state(run.model(node))), self._averages.get(node)
             if average is not None and average.keys() != now.keys():
                 average = plain_state(backend, run.model(node), now, average)
             self._counts[node] = count = self._counts.get(node, 0) + 1  # one may be trained from a later phase on
             weight = 1.0 / count if self.decay is None else 1.0 - self.decay
-            self._averages[node] = now if average is None else _moved_towards(now, average, weight)
+            if average is not None:
+                for name, value in now.items():
+                    if name.startswith("parameters/") and np.issubdtype(value.dtype, np.inexact):  # others stay
+                        now[name] = (average[name] + (value - average[name]) * weight).astype(value.dtype)
+            self._averages[node] = now
         self.n_averaged += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,15 +168,6 @@ class WeightAveraging(Callback):
             what = f"was computed for node {missing[0]!r}, which the graph does not have" if missing else "is empty"
             hint = "add it to the callbacks of a TrainPhase, and run that phase first, on the same graph"
             raise PhaseError(f"the average of WeightAveraging {what}", available=", ".join(graph.nodes), hint=hint)
-
-
-def _moved_towards(now: State, average: Mapping[str, np.ndarray], weight: float) -> State:
-    """Return the average moved towards floating parameters; other values are the current ones."""
-    moved = dict(now)
-    for name, value in now.items():
-        if name.startswith("parameters/") and np.issubdtype(value.dtype, np.inexact):
-            moved[name] = (average[name] + (value - average[name]) * weight).astype(value.dtype)
-    return moved
 
 
 def _model(graph: ModelGraph, node: str) -> Any:

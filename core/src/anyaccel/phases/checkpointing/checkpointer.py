@@ -629,18 +629,14 @@ class AgreedSchedule(CheckpointSchedule):
         done = self._steps_of_run(self._run.step)
         if done < self._ask_at:
             return False
-        due, self._apart = self._agree([self._is_time(is_busy=is_busy), self._steps_until_asked(done)])
-        self._asked, self._asked_at, self._ask_at = done, time.monotonic(), done + self._apart
-        return bool(due)
-
-    def _steps_until_asked(self, done: int) -> int:
-        """Return the steps in about half of the rest of the interval, by the speed of the steps since the last
-        question.
-        """
-        now, interval = time.monotonic(), self._checkpoint.every_seconds or 0.0
+        # They ask again after the steps in about half of the rest of the interval, by the speed since they asked last.
+        is_time, now, interval = self._is_time(is_busy=is_busy), time.monotonic(), self._checkpoint.every_seconds or 0.0
         left = max(self._last + interval - now, interval / _LEAST_PART) / 2
         per_step = (now - self._asked_at) / max(done - self._asked, 1)
-        return max(1, min(int(left / max(per_step, 1e-9)), 2 * self._apart))
+        n_steps = max(1, min(int(left / max(per_step, 1e-9)), 2 * self._apart))
+        due, self._apart = self._agree([is_time, n_steps])
+        self._asked, self._asked_at, self._ask_at = done, time.monotonic(), done + self._apart
+        return bool(due)
 
 
 # -- Checkpoints in the training loop: a run goes on where an earlier one was, and writes where it is ------------------

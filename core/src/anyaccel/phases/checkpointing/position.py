@@ -124,19 +124,32 @@ class Position:
         """
         try:
             callbacks = [
-                (_text(callback["class"]), {**_read_all(callback["state"]), **_below(arrays, f"callbacks/{i}/")})
+                (
+                    _text(callback["class"]),
+                    {name: _read(value) for name, value in callback["state"].items()}
+                    | _below(arrays, f"callbacks/{i}/"),
+                )
                 for i, callback in enumerate(parts["callbacks"])
             ]
+            history = tuple(_epoch(epoch) for epoch in parts["history"])
+            if len(history) != parts["epoch"]:
+                raise ValueError(f"{len(history)} epochs are recorded before epoch {parts['epoch']}")
+            n_random, draws = parts["random"], parts.get("source_draws")
+            random = source = None
+            if n_random is not None:
+                random = [_below(arrays, f"random/{i}/") for i in range(_count(n_random, _MOST_PROGRAMS))]
+            if draws is not None:
+                source = SourcePosition.from_arrays(_flag(draws), _below(arrays, "source/"))
             return cls(
                 phase=_text(parts["phase"]),
                 epoch=_count(parts["epoch"]),
                 number=_count(parts["number"]),
                 step=_count(parts["step"]),
-                history=_history(parts),
+                history=history,
                 losses={label: (_float(total), _float(weight)) for label, (total, weight) in parts["losses"].items()},
-                random=_random(parts["random"], arrays),
+                random=random,
                 replicas=max(_count(parts.get("replicas", 1), _MOST_PROGRAMS), 1),
-                source=_source(parts.get("source_draws"), arrays),
+                source=source,
                 frameworks={label: _text(name) for label, name in parts.get("frameworks", {}).items()},
                 callbacks=callbacks,
                 best=_below(arrays, "best/") if _flag(parts["has_best"]) else None,
@@ -154,23 +167,6 @@ class Position:
 
 def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _random(count: Any, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
-    if count is None:
-        return None
-    return [_below(arrays, f"random/{i}/") for i in range(_count(count, _MOST_PROGRAMS))]
-
-
-def _source(draws: Any, arrays: Mapping[str, np.ndarray]) -> SourcePosition | None:
-    return None if draws is None else SourcePosition.from_arrays(_flag(draws), _below(arrays, "source/"))
-
-
-def _history(parts: Mapping[str, Any]) -> tuple[Epoch, ...]:
-    history = tuple(_epoch(epoch) for epoch in parts["history"])
-    if len(history) != parts["epoch"]:
-        raise ValueError(f"{len(history)} epochs are recorded before epoch {parts['epoch']}")
-    return history
 
 
 def _flag(value: Any) -> bool:
@@ -203,10 +199,6 @@ def _plain(value: Any) -> Any:
 
 def _read(value: Any) -> Any:
     return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
-
-
-def _read_all(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _read(value) for name, value in values.items()}
 
 
 def _epoch_parts(epoch: Epoch) -> dict[str, Any]:
@@ -264,13 +256,22 @@ def sample_of(run: Run) -> dict[str, np.ndarray]:
         `LABEL` of a feature set: its number of rows, int64 []; `LABEL/COLUMN`: float64 [values], for text its CRC.
     """
     assert run.plan is not None
-    in_memory = dict(_in_memory(run))
-    sample: dict[str, np.ndarray] = {label: np.array(len(rows)) for label, rows in in_memory.items()}
+    data, sample = run.phase.data, dict[str, np.ndarray]()
+    for label, rows in run.rows.items():  # what a user gave as rows, or by the name of a split; a source may change
+        rows_or_name = data.get(label) if isinstance(data, Mapping) else data
+        if isinstance(rows_or_name, (str, Rows)) and len(rows):
+            sample[label] = np.array(len(rows))
     for column in run.plan.columns:
-        rows = in_memory.get(column.feature_set)
-        if rows is not None and not column.ragged:
-            some = rows.take(np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLED_ROWS)).astype(np.int64))
-            sample.update({f"{column.feature_set}/{name}": _values(some.array(name)) for name in column.columns})
+        if column.feature_set not in sample or column.ragged:
+            continue
+        rows = run.rows[column.feature_set]
+        some = rows.take(np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLED_ROWS)).astype(np.int64))
+        for name in column.columns:
+            array = some.array(name)
+            values = array.reshape(len(array), -1)[:, :_SAMPLED_VALUES].ravel()
+            if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
+                values = np.array([crc32(repr(value).encode()) for value in values.tolist()])
+            sample[f"{column.feature_set}/{name}"] = values.astype(np.float64)
     return sample
 
 
@@ -320,22 +321,6 @@ def _optimizer_settings(optimizer: Optimizer | None) -> dict[str, Any] | None:
         return serialization.optimizer_entry(optimizer)
     except ConfigError:  # a schedule that is a function
         return None if optimizer is None else {"optimizer": optimizer.name, "lr": optimizer.lr}
-
-
-def _in_memory(run: Run) -> Iterator[tuple[str, Rows]]:
-    """The rows of a run that a user gave as rows, or by the name of a split; a source may begin with others."""
-    data = run.phase.data
-    for label, rows in run.rows.items():
-        rows_or_name = data.get(label) if isinstance(data, Mapping) else data
-        if isinstance(rows_or_name, (str, Rows)) and len(rows):
-            yield label, rows
-
-
-def _values(array: np.ndarray) -> np.ndarray:
-    rows = array.reshape(len(array), -1)[:, :_SAMPLED_VALUES]
-    if rows.dtype.kind in "biuf" or rows.dtype.name == "bfloat16":
-        return rows.astype(np.float64).ravel()
-    return np.array([crc32(repr(value).encode()) for value in rows.ravel().tolist()], np.float64)
 
 
 # -- Framework change: the checkpoint of a run whose nodes had other frameworks, as one of this run --------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -151,18 +151,13 @@ class RunFolder(CheckpointFolder):
         saved_folder.write(folder, {**parts, PART: position_parts}, state, arrays, pause=pause, versions=versions)
         self._storage.publish(LATEST, f"{newest}\n".encode())
         names = [name for name in self.names() if name != newest]
-        self._keep({newest, *self._best([*names, newest]), *names[max(len(names) - keep + 1, 0) :]})
-
-    def _best(self, names: list[str]) -> Iterator[str]:
-        """The checkpoint with the lowest score, the earliest of equal ones."""
-        scores = {}
-        for name in names:
+        kept, lowest = {newest, *names[max(len(names) - keep + 1, 0) :]}, None
+        for name in (*names, newest):
             with suppress(ConfigError):
                 score = saved_folder.part(self._storage.subfolder(name), PART).get("score")
-                if isinstance(score, (int, float)):
-                    scores[name] = score
-        if scores:
-            yield min(scores, key=lambda name: scores[name])
+                if isinstance(score, (int, float)) and (lowest is None or score < lowest[0]):  # the earliest of equals
+                    lowest = score, name
+        self._keep(kept if lowest is None else {*kept, lowest[1]})
 
     def newest(self) -> tuple[Position, dict[str, np.ndarray], list[str]] | None:
         """Return position and state of the newest readable checkpoint, and why newer ones are unreadable; None if

@@ -221,15 +221,14 @@ class CrossSegmentStep:
             if needed:
                 inputs = [_taken(columns[name], whole) if name in needed else None for name in stage.segment.inputs]
                 calls.append((stage, inputs))
-        every = self._loss_weights(calls, n_rows)
-        return {
-            id(stage): {
-                term.label: _factor(stage, term, weights[term.label])
-                for term in self._weighted[id(stage)]
-                if term.label in weights
-            }
-            for (stage, _), weights in zip(calls, every, strict=True)
-        }
+        factors: dict[int, dict[str, Any]] = {}
+        for (stage, _), weights in zip(calls, self._loss_weights(calls, n_rows), strict=True):
+            of_stage = factors[id(stage)] = dict[str, Any]()
+            for term in self._weighted[id(stage)]:
+                if term.label in weights:
+                    with stage.backend.scope(term.device):
+                        of_stage[term.label] = term.weight / weights[term.label]
+        return factors
 
     def _loss_weights(self, inputs: Sequence[tuple[PipelineStage, list[Any]]], n_rows: int) -> list[dict[str, Any]]:
         """Return the weight of each loss over all rows of a step, by label, of stages with what these are computed
@@ -260,13 +259,6 @@ class CrossSegmentStep:
                 outputs, pairs = stage.program.forward(inputs)
             values.update(zip(stage.segment.outputs, outputs, strict=True))
             losses.append(Losses(stage.backend, 0, tuple(pairs), pairs=pairs))
-        self._backward(pullbacks)
-        for watch in self.watchers:
-            self.is_updating = True
-            watch(values, span_of)
-        return [stage for stage, _ in pullbacks]
-
-    def _backward(self, pullbacks: Sequence[tuple[PipelineStage, Any]]) -> None:
         cotangents: dict[str, Any] = {}
         for stage, pullback in reversed(pullbacks):
             gradients = pullback(tuple(cotangents.get(name) for name in stage.segment.outputs))
@@ -274,6 +266,10 @@ class CrossSegmentStep:
                 if cotangent is not None:
                     moved, name = target.transfer(cotangent), target.name
                     cotangents[name] = moved if name not in cotangents else cotangents[name] + moved
+        for watch in self.watchers:
+            self.is_updating = True
+            watch(values, span_of)
+        return [stage for stage, _ in pullbacks]
 
 
 def _gather(
@@ -288,12 +284,6 @@ def _gather(
             value = values[value_input.name]
             inputs.append(None if value is None else value_input.transfer(value))
     return tuple(inputs)
-
-
-def _factor(stage: PipelineStage, term: LossTerm, weight: Any) -> Any:
-    """Return the multiplier of the sum of a loss, on its device."""
-    with stage.backend.scope(term.device):
-        return term.weight / weight
 
 
 def _taken(column: Rows, span_of: SpanOf) -> Any:

@@ -94,8 +94,9 @@ class CustomStep:
                     "reserved for validations",
                     hint=f"name it {name.removeprefix('val_')!r}, and validate with TrainPhase(validation=...)",
                 )
-            if not isinstance(name, str) or not _is_scalar(value):
-                shape = getattr(value, "shape", None)
+            shape = getattr(value, "shape", None)
+            is_scalar = isinstance(value, (int, float)) or (shape is not None and tuple(shape) == ())
+            if not isinstance(name, str) or not is_scalar:
                 what = shown(value) if shape is None else f"a {type(value).__name__} of shape {list(shape)}"
                 raise PhaseError(
                     f"the step of phase {self._phase!r} returned {what} as the figure {shown(name)}",
@@ -104,10 +105,3 @@ class CustomStep:
                 )
         of_numpy = (np.generic, np.ndarray)  # no backend would copy these from a device
         return {name: value.item() if isinstance(value, of_numpy) else value for name, value in figures.items()}
-
-
-def _is_scalar(value: Any) -> bool:
-    if isinstance(value, (int, float)):
-        return True
-    shape = getattr(value, "shape", None)
-    return shape is not None and tuple(shape) == ()

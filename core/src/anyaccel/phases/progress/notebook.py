@@ -71,34 +71,30 @@ class ProgressOutput:
 
 def state_html(state: ProgressState, events: Sequence[Event] = (), *, ended: bool = False) -> Markup:
     """Bars, rate, losses, metrics and events of a run."""
-    parts = _loop_parts(state, ended=ended) if state.looping else _loading_parts(state, ended=ended)
+    elapsed = duration(state.elapsed)
+    parts: list[object]
+    if state.looping:
+        number = state.epochs_done if ended else state.epoch
+        time = f"{elapsed} in all" if ended else ", ".join(filter(None, [elapsed, state.shown_left]))
+        rate = f"{state.rate if ended else state.recent_rate:,.0f} steps/s"
+        done = f"{state.done:,} steps" if state.total is None else f"{state.done:,} of {state.total:,} steps"
+        inside = f"{state.in_epoch:,} of this epoch" if state.total is None and not ended else ""
+        figures = {name: f"{value:.4g}" for name, value in state.figures.items() if "." not in name}
+        parts = [
+            faint(f"epoch {number:,} of {state.epochs:,}"),
+            bar("epochs", state.share),
+            None if ended or state.steps is None else bar("steps of this epoch", share(state.in_epoch, state.steps)),
+            line(faint(", ".join(filter(None, [done, inside, rate, time])))),
+            line(faint(state.activity)) if state.activity and not ended else None,
+            table(list(figures), [list(figures.values())]) if figures else None,
+        ]
+    else:
+        is_loading = state.loading and not state.doing and not ended
+        loading = bar("bytes", share(state.loaded, state.nbytes)) if is_loading else None
+        parts = ["", loading, line(faint(f"took {elapsed}" if ended else state.activity))]
     hidden = len(events) - MAX_EVENTS
     lines = [*events[:MAX_EVENTS], *([f"and {hidden:,} more events: see the results"] if hidden > 0 else [])]
     return page(state.label or "loading", *parts, *(line(faint(event)) for event in lines))
-
-
-def _loading_parts(state: ProgressState, *, ended: bool) -> list[object]:
-    is_loading = state.loading and not state.doing and not ended
-    loading = bar("bytes", share(state.loaded, state.nbytes)) if is_loading else None
-    return ["", loading, line(faint(f"took {duration(state.elapsed)}" if ended else state.activity))]
-
-
-def _loop_parts(state: ProgressState, *, ended: bool) -> list[object]:
-    number = state.epochs_done if ended else state.epoch
-    elapsed = duration(state.elapsed)
-    time = f"{elapsed} in all" if ended else ", ".join(filter(None, [elapsed, state.shown_left]))
-    rate = f"{state.rate if ended else state.recent_rate:,.0f} steps/s"
-    done = f"{state.done:,} steps" if state.total is None else f"{state.done:,} of {state.total:,} steps"
-    inside = f"{state.in_epoch:,} of this epoch" if state.total is None and not ended else ""
-    figures = {name: f"{value:.4g}" for name, value in state.figures.items() if "." not in name}
-    return [
-        faint(f"epoch {number:,} of {state.epochs:,}"),
-        bar("epochs", state.share),
-        None if ended or state.steps is None else bar("steps of this epoch", share(state.in_epoch, state.steps)),
-        line(faint(", ".join(filter(None, [done, inside, rate, time])))),
-        line(faint(state.activity)) if state.activity and not ended else None,
-        table(list(figures), [list(figures.values())]) if figures else None,
-    ]
 
 
 def bar(name: str, part: float) -> Markup:

@@ -61,7 +61,12 @@ class RichProgress(ThrottledProgress):
     def close(self) -> None:
         """Remove the bars; of a training loop, one line stays."""
         if self._display is not None and self._bars is not None:
-            self._display.remove_bars(self._bars, self._last_line() if self.state.looping else "")
+            state, last = self.state, ""
+            if state.looping:
+                epochs, rate = f"epoch {state.epochs_done}/{state.epochs}", f"{state.rate:,.0f} steps/s"
+                parts = (self._label(), epochs, rate, duration(state.elapsed), _printable(state.shown_figures))
+                last = "  ".join(parts).rstrip()
+            self._display.remove_bars(self._bars, last)
         self._display = self._bars = None
 
     def give_up(self) -> None:
@@ -73,13 +78,6 @@ class RichProgress(ThrottledProgress):
 
     def _label(self) -> str:
         return _printable(text(self.state.label, _MAX_LABEL))
-
-    def _last_line(self) -> str:
-        state = self.state
-        epochs, rate = f"epoch {state.epochs_done}/{state.epochs}", f"{state.rate:,.0f} steps/s"
-        return "  ".join(
-            [self._label(), epochs, rate, duration(state.elapsed), _printable(state.shown_figures)]
-        ).rstrip()
 
 
 def _shared_display() -> SharedDisplay:

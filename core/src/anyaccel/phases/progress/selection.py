@@ -41,17 +41,10 @@ def progress_for(choice: Any) -> Progress:
     if isinstance(checked_progress(choice), Progress):
         return choice  # type: ignore[no-any-return]
     if choice == "auto":
-        return _automatic()
+        if in_notebook():
+            return HTMLProgress()
+        has_bars = is_terminal(sys.stderr) and os.environ.get("TERM") not in ("dumb", "unknown")
+        return RichProgress() if has_bars else LineProgress()
     if choice == "html" and not in_notebook():
         raise PhaseError("progress='html' needs a notebook, but no Jupyter kernel is running", hint="progress='auto'")
     return _BY_NAME[choice]()
-
-
-def _automatic() -> Progress:
-    if in_notebook():
-        return HTMLProgress()
-    return (
-        RichProgress()
-        if is_terminal(sys.stderr) and os.environ.get("TERM") not in ("dumb", "unknown")
-        else LineProgress()
-    )
