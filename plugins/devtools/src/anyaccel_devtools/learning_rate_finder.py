@@ -128,7 +128,24 @@ def find_learning_rate(
             trained.
         ResultError: Losses were not finite after too few steps.
     """
-    _check(graph, phase, min_lr, max_lr)
+    if not isinstance(graph, ModelGraph):
+        problem = f"{_WHERE}graph must be a ModelGraph, got {type(graph).__name__}"
+        raise PhaseError(problem, hint="write find_learning_rate(graph, phase); for an Experiment, pass its .graph")
+    if not isinstance(phase, TrainPhase):
+        problem = f"{_WHERE}phase must be a TrainPhase, got {type(phase).__name__}"
+        raise PhaseError(problem, hint="write TrainPhase('train', data='train', losses=[...])")
+    for name, value in (("min_lr", min_lr), ("max_lr", max_lr)):
+        arguments.number(PhaseError, _WHERE, name, value, lambda it: it > 0, "a positive number", 1e-6)
+    if not min_lr < max_lr:
+        problem = f"{_WHERE}min_lr={shown(min_lr)} is not below max_lr={shown(max_lr)}"
+        raise PhaseError(problem, hint="write min_lr=1e-6, max_lr=1.0")
+    if not _optimizers(graph):
+        raise PhaseError(f"{_WHERE}graph {graph.label!r} has no optimizer", hint="write ModelGraph(nodes, 'adam')")
+    graph.build()
+    learning = phase.learners(graph)
+    if learning:
+        problem = f"{_WHERE}{', '.join(map(repr, learning))} would learn by partial_fit, and this cannot be undone"
+        raise PhaseError(problem, hint=f"freeze it for the test: graph.freeze({learning[0]!r})")
     n_steps = arguments.integer(PhaseError, _WHERE, "n_steps", n_steps, _FEWEST, 100)
     part = "a number from 0 to below 1"
     beta = float(arguments.number(PhaseError, _WHERE, "smoothing", smoothing, lambda it: 0 <= it < 1, part, 0.9))
@@ -139,7 +156,11 @@ def find_learning_rate(
     rates = np.geomspace(min_lr, max_lr, n_steps)
     watch = _Watch(n_steps, beta, math.inf if stop_factor is None else float(stop_factor))
     with _as_before(graph), _rising(graph, rates / optimizer.lr), np.errstate(over="ignore", invalid="ignore"):
-        Experiment(graph, progress=progress).run_phase(_test_phase(phase, n_steps, watch))
+        test = copy.copy(phase)
+        test.epochs, test.callbacks = n_steps, (watch,)
+        test.validation, test.checkpoint, test.on_nan = None, None, "ignore"
+        test.compile = "off" if phase.compile == "auto" else phase.compile
+        Experiment(graph, progress=progress).run_phase(test)
     return watch.result(rates)
 
 
@@ -191,27 +212,6 @@ class _Watch(Callback):
         )
 
 
-def _check(graph: Any, phase: Any, min_lr: Any, max_lr: Any) -> None:
-    if not isinstance(graph, ModelGraph):
-        problem = f"{_WHERE}graph must be a ModelGraph, got {type(graph).__name__}"
-        raise PhaseError(problem, hint="write find_learning_rate(graph, phase); for an Experiment, pass its .graph")
-    if not isinstance(phase, TrainPhase):
-        problem = f"{_WHERE}phase must be a TrainPhase, got {type(phase).__name__}"
-        raise PhaseError(problem, hint="write TrainPhase('train', data='train', losses=[...])")
-    for name, value in (("min_lr", min_lr), ("max_lr", max_lr)):
-        arguments.number(PhaseError, _WHERE, name, value, lambda it: it > 0, "a positive number", 1e-6)
-    if not min_lr < max_lr:
-        problem = f"{_WHERE}min_lr={shown(min_lr)} is not below max_lr={shown(max_lr)}"
-        raise PhaseError(problem, hint="write min_lr=1e-6, max_lr=1.0")
-    if not _optimizers(graph):
-        raise PhaseError(f"{_WHERE}graph {graph.label!r} has no optimizer", hint="write ModelGraph(nodes, 'adam')")
-    graph.build()
-    learning = phase.learners(graph)
-    if learning:
-        problem = f"{_WHERE}{', '.join(map(repr, learning))} would learn by partial_fit, and this cannot be undone"
-        raise PhaseError(problem, hint=f"freeze it for the test: graph.freeze({learning[0]!r})")
-
-
 def _nodes(graph: ModelGraph) -> list[ModelNode]:
     return [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
 
@@ -219,15 +219,6 @@ def _nodes(graph: ModelGraph) -> list[ModelNode]:
 def _optimizers(graph: ModelGraph) -> list[Optimizer]:
     optimizers = [graph.optimizer, *(node.optimizer for node in _nodes(graph))]
     return [optimizer for optimizer in optimizers if optimizer is not None]
-
-
-def _test_phase(phase: TrainPhase, n_steps: int, watch: Callback) -> TrainPhase:
-    """Return the phase with at least `n_steps` steps, without validation, checkpoints and other callbacks."""
-    test = copy.copy(phase)
-    test.epochs, test.callbacks = n_steps, (watch,)
-    test.validation, test.checkpoint, test.on_nan = None, None, "ignore"
-    test.compile = "off" if phase.compile == "auto" else phase.compile
-    return test
 
 
 @contextmanager

@@ -283,31 +283,28 @@ class LoopProfiling:
             self.end()
             return
         if self._recording is None:
-            self._start()
+            if not RECORDING.acquire(blocking=False):
+                raise ConfigError(
+                    "Loop: profile= cannot start while something else in this process is being profiled",
+                    hint="profile one at a time",
+                )
+            with ExitStack() as until_started:
+                until_started.callback(RECORDING.release)
+                self._profile.location.mkdir(parents=True, exist_ok=True)
+                path = self._profile.location / f"loop-{self._framework}.trace.json.gz"
+                self._backend.synchronize(self._accelerator.device)
+                try:
+                    context = self._profiler.profile_steps(path, self._models(), [self._accelerator.device])
+                    self._mark = until_started.enter_context(context)
+                except Exception as error:  # the error of each framework if the user is already recording
+                    raise FrameworkError(
+                        f"Loop: the profiler of {self._framework} does not start: {str(error).partition(chr(10))[0]}",
+                        hint="stop the profiler that is running in this process, or leave profile= out",
+                    ) from error
+                self._path = path
+                self._recording = until_started.pop_all()
         assert self._mark is not None
         self._step_mark.enter_context(self._mark(trace_name(f"step {step}")))
-
-    def _start(self) -> None:
-        if not RECORDING.acquire(blocking=False):
-            raise ConfigError(
-                "Loop: profile= cannot start while something else in this process is being profiled",
-                hint="profile one at a time",
-            )
-        with ExitStack() as until_started:
-            until_started.callback(RECORDING.release)
-            self._profile.location.mkdir(parents=True, exist_ok=True)
-            path = self._profile.location / f"loop-{self._framework}.trace.json.gz"
-            self._backend.synchronize(self._accelerator.device)
-            try:
-                context = self._profiler.profile_steps(path, self._models(), [self._accelerator.device])
-                self._mark = until_started.enter_context(context)
-            except Exception as error:  # the error of each framework if the user is already recording
-                raise FrameworkError(
-                    f"Loop: the profiler of {self._framework} does not start: {str(error).partition(chr(10))[0]}",
-                    hint="stop the profiler that is running in this process, or leave profile= out",
-                ) from error
-            self._path = path
-            self._recording = until_started.pop_all()
 
     def end(self) -> None:
         """End the recording, if there is one, and write the file."""

@@ -204,27 +204,17 @@ def show(folder: str, as_json: bool) -> None:
             for name, (group, entry) in tensors.items()
         ]
         parts = {name: part for name, part in saved.manifest.items() if name not in _OWN}
-        print_json({**_header(saved), "parts": parts, "arrays": arrays})
+        print_json(
+            {
+                "folder": saved.name,
+                "written": None if saved.written is None else saved.written.isoformat(timespec="seconds"),
+                "written_by": saved.manifest.get("written_by"),
+                "schema_version": saved.manifest.get("schema_version"),
+                "parts": parts,
+                "arrays": arrays,
+            }
+        )
         return
-    _print_header(saved)
-    rows = [
-        (name, entry.dtype, str(list(entry.shape)), format_size(entry.nbytes)) for name, (_, entry) in tensors.items()
-    ]
-    print_table(("array", "dtype", "shape", "size"), rows)
-    total = sum(entry.nbytes for _, entry in tensors.values())
-    print_line(f"{len(tensors)} arrays, {format_size(total) or '0 B'}, in {len(saved.files)} files")
-
-
-def _header(saved: Saved) -> dict[str, Any]:
-    return {
-        "folder": saved.name,
-        "written": None if saved.written is None else saved.written.isoformat(timespec="seconds"),
-        "written_by": saved.manifest.get("written_by"),
-        "schema_version": saved.manifest.get("schema_version"),
-    }
-
-
-def _print_header(saved: Saved) -> None:
     position = saved.position
     kind = "checkpoint" if position else "saved graph" if saved.config else "saved folder"
     print_line(f"{kind} {saved.name}")
@@ -244,6 +234,12 @@ def _print_header(saved: Saved) -> None:
         nodes = saved.config.get("nodes")
         rows = [_node_row(node, position) for node in nodes or () if isinstance(node, Mapping)]
         print_table(("node", "model", "framework", "takes"), rows)
+    rows = [
+        (name, entry.dtype, str(list(entry.shape)), format_size(entry.nbytes)) for name, (_, entry) in tensors.items()
+    ]
+    print_table(("array", "dtype", "shape", "size"), rows)
+    total = sum(entry.nbytes for _, entry in tensors.values())
+    print_line(f"{len(tensors)} arrays, {format_size(total) or '0 B'}, in {len(saved.files)} files")
 
 
 def _node_row(node: Mapping[str, Any], position: Mapping[str, Any]) -> tuple[str, ...]:

@@ -45,14 +45,10 @@ def _device_checks(backend: Backend, device: Device) -> Iterator[Check]:
             yield from checks.device_checks(device)
         yield _computes(name, backend, device)
     except Exception as error:
-        yield _failed(name, error)
-
-
-def _failed(name: str, error: Exception) -> Check:
-    told = error.problem if isinstance(error, AnyaccelError) else str(error)
-    hint = error.hint if isinstance(error, AnyaccelError) else ""
-    message = f"{type(error).__name__}: {' '.join(told.split())[:500]}"
-    return Check(name=name, status="FAIL", message=message, fix=hint or "update the framework, or its driver")
+        told = error.problem if isinstance(error, AnyaccelError) else str(error)
+        hint = error.hint if isinstance(error, AnyaccelError) else ""
+        message = f"{type(error).__name__}: {' '.join(told.split())[:500]}"
+        yield Check(name=name, status="FAIL", message=message, fix=hint or "update the framework, or its driver")
 
 
 def _computes(name: str, backend: Backend, device: Device) -> Check:

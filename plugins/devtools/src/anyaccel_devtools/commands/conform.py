@@ -73,7 +73,10 @@ def run(
     plugin = find_plugin(name, left_out)
     indices = [i for i, backend in enumerate(plugin.backends) if target is None or target.kind in backend.kinds]
     if not indices:
-        raise _not_served(plugin, target)
+        served = "; ".join(f"{backend.framework} on {', '.join(backend.kinds)}" for backend in plugin.backends)
+        raise DeviceUnavailableError(
+            f"plugin {plugin} does not support {target}", available=served, hint="set --device to one of these kinds"
+        )
     missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
         raise CapabilityError(
@@ -100,9 +103,49 @@ def run(
             )
         reports.append(report)
     if as_json:
-        print_json(_to_json(plugin, reports))
+        roots = [root for report in reports for root in report.facts.get("import_roots", ())]
+        names = dict.fromkeys(("anyaccel", plugin.distribution, *roots, *REQUIRED))
+        versions = {name: text for name in names if (text := _version(name))}
+        print_json(
+            {
+                "plugin": plugin.name,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "versions": {"python": platform.python_version(), **versions},
+                "platform": platform.platform(),
+                "conforms": not any(report.failures for report in reports),
+                "backends": [
+                    {
+                        **report.facts,
+                        "subject": report.subject or "derived",
+                        "capabilities": {capability: report.row(capability) for capability in report.counts},
+                        "failures": report.failures,
+                        "missing_fixtures": report.missing_fixtures,
+                        "not_testable_here": dict(report.skip_reasons.most_common()),
+                    }
+                    for report in reports
+                ],
+            }
+        )
     else:
-        _print_reports(f"{plugin.distribution} {plugin.version}".strip(), reports)
+        distribution = f"{plugin.distribution} {plugin.version}".strip()
+        for number, report in enumerate(reports):
+            if number:
+                print_line("")
+            facts = report.facts
+            print_line(
+                f"{facts.get('framework', '')} on {', '.join(facts.get('kinds', ()))}, from {distribution}; "
+                f"tested on {facts.get('device', 'no device')}",
+                style="bold",
+            )
+            rows = [(capability, *map(str, report.row(capability).values())) for capability in report.counts]
+            print_table(("capability", *(column.replace("_", " ") for column in _COUNTS)), rows)
+            for reason, count in report.skip_reasons.most_common():
+                print_line(f"not testable here: {count} ({reason})", style="dim")
+            if report.missing_fixtures:
+                print_line(f"to test more, define in the Subject: {', '.join(report.missing_fixtures)}", style="dim")
+            for failure in report.failures:
+                print_line(f"failed: {failure['id']}: {failure['message']}", style="red")
     return int(any(report.failures for report in reports))
 
 
@@ -128,25 +171,14 @@ def find_plugin(name: str, left_out: Sequence[Plugin] = ()) -> Plugin:
     if plugin.error is not None or plugin.delays:
         raise PluginError(f"plugin {plugin} is {plugin.status}: {plugin.cause}", hint=plugin.hint)
     if not plugin.backends:
-        raise _without_backend(plugin)
+        hooks = hooks_of(plugin)
+        content = f", only hooks ({', '.join(hooks)})" if hooks else " and no hooks"
+        raise CapabilityError(
+            f"plugin {plugin} has no backend to test{content}",
+            available=f"plugins with a backend: {', '.join(each.name for each in registry().plugins if each.backends)}",
+            hint="name one of these; test a plugin of hooks with its own tests",
+        )
     return plugin
-
-
-def _without_backend(plugin: Plugin) -> CapabilityError:
-    hooks = hooks_of(plugin)
-    content = f", only hooks ({', '.join(hooks)})" if hooks else " and no hooks"
-    return CapabilityError(
-        f"plugin {plugin} has no backend to test{content}",
-        available=f"plugins with a backend: {', '.join(each.name for each in registry().plugins if each.backends)}",
-        hint="name one of these; test a plugin of hooks with its own tests",
-    )
-
-
-def _not_served(plugin: Plugin, device: Device | None) -> DeviceUnavailableError:
-    served = "; ".join(f"{backend.framework} on {', '.join(backend.kinds)}" for backend in plugin.backends)
-    return DeviceUnavailableError(
-        f"plugin {plugin} does not support {device}", available=served, hint="set --device to one of these kinds"
-    )
 
 
 # -- running the kit ---------------------------------------------------------------------------------------------------
@@ -248,47 +280,20 @@ def _build_report(
     for line in lines:
         report.add(line)
     if not any("end" in line for line in lines):
-        _add_crash(report, lines, child)
+        # Count the test that was running when the process crashed as failed
+        last: dict[str, Any] = next((line for line in reversed(lines) if "start" in line or "test" in line), {})
+        if "start" in last:
+            message = f"the process ended with status {child.returncode} in this test, and no test after it ran"
+            report.add(
+                {"test": last["start"], "capability": last["capability"], "outcome": "failed", "message": message}
+            )
+        elif not report.broken:
+            output = (child.stderr.strip() or child.stdout.strip()).splitlines()
+            report.broken = output[-1] if output else f"its process ended with status {child.returncode}"
     return report
 
 
-def _add_crash(report: KitReport, lines: Sequence[dict[str, Any]], child: subprocess.CompletedProcess[str]) -> None:
-    """Count the test that was running when the process crashed as failed."""
-    last: dict[str, Any] = next((line for line in reversed(lines) if "start" in line or "test" in line), {})
-    if "start" in last:
-        message = f"the process ended with status {child.returncode} in this test, and no test after it ran"
-        report.add({"test": last["start"], "capability": last["capability"], "outcome": "failed", "message": message})
-    elif not report.broken:
-        output = (child.stderr.strip() or child.stdout.strip()).splitlines()
-        report.broken = output[-1] if output else f"its process ended with status {child.returncode}"
-
-
 # -- output ------------------------------------------------------------------------------------------------------------
-
-
-def _to_json(plugin: Plugin, reports: Sequence[KitReport]) -> dict[str, Any]:
-    roots = [root for report in reports for root in report.facts.get("import_roots", ())]
-    names = dict.fromkeys(("anyaccel", plugin.distribution, *roots, *REQUIRED))
-    versions = {name: text for name in names if (text := _version(name))}
-    return {
-        "plugin": plugin.name,
-        "distribution": plugin.distribution,
-        "version": plugin.version,
-        "versions": {"python": platform.python_version(), **versions},
-        "platform": platform.platform(),
-        "conforms": not any(report.failures for report in reports),
-        "backends": [
-            {
-                **report.facts,
-                "subject": report.subject or "derived",
-                "capabilities": {capability: report.row(capability) for capability in report.counts},
-                "failures": report.failures,
-                "missing_fixtures": report.missing_fixtures,
-                "not_testable_here": dict(report.skip_reasons.most_common()),
-            }
-            for report in reports
-        ],
-    }
 
 
 def _version(distribution: str) -> str:
@@ -296,23 +301,3 @@ def _version(distribution: str) -> str:
         return version(distribution) if distribution else ""
     except PackageNotFoundError:
         return ""
-
-
-def _print_reports(distribution: str, reports: Sequence[KitReport]) -> None:
-    for number, report in enumerate(reports):
-        if number:
-            print_line("")
-        facts = report.facts
-        print_line(
-            f"{facts.get('framework', '')} on {', '.join(facts.get('kinds', ()))}, from {distribution}; "
-            f"tested on {facts.get('device', 'no device')}",
-            style="bold",
-        )
-        rows = [(capability, *map(str, report.row(capability).values())) for capability in report.counts]
-        print_table(("capability", *(column.replace("_", " ") for column in _COUNTS)), rows)
-        for reason, count in report.skip_reasons.most_common():
-            print_line(f"not testable here: {count} ({reason})", style="dim")
-        if report.missing_fixtures:
-            print_line(f"to test more, define in the Subject: {', '.join(report.missing_fixtures)}", style="dim")
-        for failure in report.failures:
-            print_line(f"failed: {failure['id']}: {failure['message']}", style="red")

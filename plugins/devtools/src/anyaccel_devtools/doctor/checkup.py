@@ -57,20 +57,16 @@ def plugin_checks(machine: Machine, plugin: Plugin) -> Iterator[Check]:
             name=f"plugin {plugin.name}", status="PASS", message=f"{plugin.distribution} {plugin.version}".strip()
         )
     for backend in plugin.backends:
-        yield from _backend_checks(machine, plugin, backend)
-
-
-def _backend_checks(machine: Machine, plugin: Plugin, backend: Backend) -> Iterator[Check]:
-    missing = [] if plugin.name == BUILT_IN else _missing(backend.import_roots)
-    if missing:
-        yield Check(
-            name=backend.framework,
-            status="WARN",
-            message=f"plugin {plugin.name} is installed, but {missing[0]} is not",
-            fix=install_line(missing[0]),
-        )
-    elif (checks := backend.capability(HealthChecks)) is not None:
-        yield from _asked(checks, machine, plugin, backend)
+        missing = [] if plugin.name == BUILT_IN else _missing(backend.import_roots)
+        if missing:
+            yield Check(
+                name=backend.framework,
+                status="WARN",
+                message=f"plugin {plugin.name} is installed, but {missing[0]} is not",
+                fix=install_line(missing[0]),
+            )
+        elif (checks := backend.capability(HealthChecks)) is not None:
+            yield from _asked(checks, machine, plugin, backend)
 
 
 def _missing(roots: Iterable[str]) -> list[str]:
@@ -105,14 +101,6 @@ _INSTALL = {"nvidia": "NVIDIA's driver", "amd": "the amdgpu driver and ROCm"}
 
 def system_checks(machine: Machine) -> Iterator[Check]:
     """Yield every check of the system, in the order of the report."""
-    yield from _drivers(machine)
-    yield from _masks(machine)
-    yield from _threads(machine)
-    yield from _shared_memory(machine)
-    yield from _locked_memory(machine)
-
-
-def _drivers(machine: Machine) -> Iterator[Check]:
     vendors = sorted({*machine.pci_vendors, *(device.vendor for device in machine.devices)} & set(_INSTALL))
     for vendor in vendors:
         gpus, version = machine.gpus(vendor), machine.driver_versions.get(vendor, "")
@@ -130,9 +118,6 @@ def _drivers(machine: Machine) -> Iterator[Check]:
     if not vendors:
         others = [device for device in machine.devices if device.vendor not in _INSTALL]
         yield Check(name="accelerators", status="PASS", message=_listed(others) if others else "only the CPU")
-
-
-def _masks(machine: Machine) -> Iterator[Check]:
     for name, vendor in MASKS.items():
         mask, every = machine.environment.get(name), machine.gpus(vendor)
         if mask is None or not every:
@@ -142,6 +127,9 @@ def _masks(machine: Machine) -> Iterator[Check]:
             yield Check(name=name, status="PASS", message=f"{name}={mask} leaves all of {len(every)}")
         else:
             yield Check(name=name, status="WARN", message=_masked(name, mask, every, visible), fix=f"unset {name}")
+    yield from _threads(machine)
+    yield from _shared_memory(machine)
+    yield from _locked_memory(machine)
 
 
 def _masked(name: str, mask: str, every: list[SystemDevice], visible: list[SystemDevice]) -> str:

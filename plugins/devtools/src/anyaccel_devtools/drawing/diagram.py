@@ -101,7 +101,11 @@ def build_diagram(
 
 
 def _box(box_id: str, node: Node, nodes: Mapping[str, Node], shapes: Shapes | None, place: NodePlace) -> Box:
-    flow = _flow(node.label, shapes)
+    flow: tuple[str, ...] = ()
+    if shapes is not None and node.label in shapes.outputs:
+        inputs = _counted([str(spec) for spec in shapes.wanted(node.label)])
+        outputs = _counted([str(shapes.specs[name]) for name in shapes.outputs[node.label]])
+        flow = (f"{inputs} \N{RIGHTWARDS ARROW} {outputs or 'nothing yet'}",)
     if isinstance(node, ConcatNode):
         kind, lines, frozen = "concat", (f"concat along axis {node.axis}", *flow), False
     else:
@@ -109,14 +113,6 @@ def _box(box_id: str, node: Node, nodes: Mapping[str, Node], shapes: Shapes | No
     return Box(
         box_id, kind, text(node.label), place.framework, place.device, place.where, place.requested, lines, frozen
     )
-
-
-def _flow(label: str, shapes: Shapes | None) -> tuple[str, ...]:
-    if shapes is None or label not in shapes.outputs:
-        return ()
-    inputs = _counted([str(spec) for spec in shapes.wanted(label)])
-    outputs = _counted([str(shapes.specs[name]) for name in shapes.outputs[label]])
-    return (f"{inputs} \N{RIGHTWARDS ARROW} {outputs or 'nothing yet'}",)
 
 
 def _counted(specs: list[str]) -> str:

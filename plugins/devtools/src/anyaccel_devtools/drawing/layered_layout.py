@@ -55,7 +55,25 @@ def arrange(sizes: Mapping[Key, Size], edges: Sequence[Edge], *, gap: Size = (44
     paths = {edge: _path(edge, level) for edge in edges}
     links = [pair for path in paths.values() for pair in pairwise(path)]
     extents = {**{passing: (0.0, _LANE) for path in paths.values() for passing in path[1:-1]}, **sizes}
-    layers = _ordered(_layers(sizes, paths.values(), level), links)
+    layers = _layers(sizes, paths.values(), level)
+    before, after = _neighbours(links)
+    # Sort each layer by the means of its neighbours, down and up, and keep the order with the fewest crossings.
+    fewest = _crossings(layers, after)
+    current = [list(layer) for layer in layers]
+    for sweep in range(_SWEEPS):
+        down = sweep % 2 == 0
+        steps = range(1, len(current)) if down else range(len(current) - 2, -1, -1)
+        for i in steps:
+            place = {name: float(rank) for rank, name in enumerate(current[i - 1 if down else i + 1])}
+            ranks = {name: float(rank) for rank, name in enumerate(current[i])}
+            current[i].sort(
+                key=lambda name: _mean([place[key] for key in (before if down else after).get(name, ())], ranks[name])
+            )
+        count = _crossings(current, after)
+        if count < fewest:
+            layers, fewest = [list(layer) for layer in current], count
+        if not fewest:
+            break
     across = _across(layers, links, extents, sizes, gap[1])
     bands = _bands(layers, extents, gap[0], links)
     band_of = {name: bands[i] for i, layer in enumerate(layers) for name in layer}
@@ -113,30 +131,6 @@ def _neighbours(links: Iterable[Edge]) -> tuple[dict[Key, list[Key]], dict[Key, 
 
 
 # -- order within layers -----------------------------------------------------------------------------------------------
-
-
-def _ordered(layers: list[list[Key]], links: Sequence[Edge]) -> list[list[Key]]:
-    """Return the layers ordered for few crossings: by the mean position of neighbours, sweeping back and forth."""
-    before, after = _neighbours(links)
-    best, fewest = layers, _crossings(layers, after)
-    current = [list(layer) for layer in layers]
-    for sweep in range(_SWEEPS):
-        down = sweep % 2 == 0
-        _sweep(current, before if down else after, down)
-        count = _crossings(current, after)
-        if count < fewest:
-            best, fewest = [list(layer) for layer in current], count
-        if not fewest:
-            break
-    return best
-
-
-def _sweep(layers: list[list[Key]], neighbours: Mapping[Key, list[Key]], down: bool) -> None:
-    steps = range(1, len(layers)) if down else range(len(layers) - 2, -1, -1)
-    for i in steps:
-        place = {name: float(rank) for rank, name in enumerate(layers[i - 1 if down else i + 1])}
-        ranks = {name: float(rank) for rank, name in enumerate(layers[i])}
-        layers[i].sort(key=lambda name: _mean([place[key] for key in neighbours.get(name, ())], ranks[name]))
 
 
 def _mean(values: Sequence[float], otherwise: float) -> float:

@@ -133,10 +133,21 @@ def plan_report(plan: Plan, picture: str | None = None) -> str:
         hint = "pass graph.visualize('svg', plan=plan)"
         raise ConfigError(f"picture={shown(picture, 60)} is not a picture of a graph", hint=hint)
     nodes = Markup(plan._repr_html_())
+
+    def cells(each: NodeActivations) -> Markup:
+        figures = [
+            element("span", NOT_COVERED if value is None else size(value), data_bytes=value, title=_title(value))
+            for value in (each.without_remat, each.kept)
+        ]
+        saved = NOT_COVERED if each.saved is None else f"{'-' if each.saved < 0 else ''}{size(abs(each.saved))}"
+        return row([each.node, NOT_COVERED if each.rows is None else f"{each.rows:,}", *figures, saved])
+
     parts = {
         "Memory": joined(_memory(plan.memory)),
         "Graph": element("div", picture, class_="figure", tabindex="0", role="group", aria_label="graph"),
-        "Gradient checkpointing": _activations(plan.activations),
+        "Gradient checkpointing": table(
+            ("node", "rows", "activations without remat", "with remat", "saved"), plan.activations, cells
+        ),
         "Edges": _edges(plan.crossings, plan.batch_size),
         "Nodes and columns": element("div", nodes, class_="table", tabindex="0", role="group", aria_label="nodes"),
         "Decisions": table(("what", "choice", "why"), plan.decisions, lambda d: row([d.what, d.choice, prose(d.why)])),
@@ -187,7 +198,16 @@ def _memory(memory: Sequence[DeviceMemory]) -> Iterator[Markup]:
     yield element("p", *keys, class_="legend")
     for device_memory in memory:
         yield element("div", badge(str(device_memory.device)), f" {device_memory.framework}, {_of(device_memory)}")
-        yield _bar(device_memory)
+        whole = max(device_memory.known, device_memory.capacity or 0, 1)
+        pieces = []
+        for name in CATEGORIES:
+            value = getattr(device_memory, name)
+            if value:
+                style = f"background:{_COLOURS[name]};width:{100 * value / whole:.6f}%"
+                pieces.append(element("span", "", style=style, title=f"{name}: {_title(value)}", data_bytes=value))
+        told = ", ".join(f"{name} {_title(getattr(device_memory, name))}" for name in (*CATEGORIES, "headroom"))
+        label = f"memory of {device_memory.framework} on {device_memory.device}: {told}"
+        yield element("div", *pieces, class_="bar", role="img", tabindex="0", aria_label=label)
     head = ("device", *CATEGORIES, "total", "headroom", "capacity")
     names = (*CATEGORIES, "total", "headroom", "capacity")
     yield element(
@@ -214,34 +234,6 @@ def _figure(memory: DeviceMemory, name: str) -> Markup:
 
 def _title(value: int | None) -> str:
     return NOT_COVERED if value is None else f"{value:,} bytes"
-
-
-def _bar(memory: DeviceMemory) -> Markup:
-    """Return the categories next to each other, as parts of the capacity or of the used memory, if that is more."""
-    whole = max(memory.known, memory.capacity or 0, 1)
-    pieces = []
-    for name in CATEGORIES:
-        value = getattr(memory, name)
-        if value:
-            style = f"background:{_COLOURS[name]};width:{100 * value / whole:.6f}%"
-            pieces.append(element("span", "", style=style, title=f"{name}: {_title(value)}", data_bytes=value))
-    told = ", ".join(f"{name} {_title(getattr(memory, name))}" for name in (*CATEGORIES, "headroom"))
-    label = f"memory of {memory.framework} on {memory.device}: {told}"
-    return element("div", *pieces, class_="bar", role="img", tabindex="0", aria_label=label)
-
-
-def _activations(activations: Sequence[NodeActivations]) -> Markup:
-    """Return the values that each node with `remat` keeps until its backward pass."""
-
-    def cells(each: NodeActivations) -> Markup:
-        figures = [
-            element("span", NOT_COVERED if value is None else size(value), data_bytes=value, title=_title(value))
-            for value in (each.without_remat, each.kept)
-        ]
-        saved = NOT_COVERED if each.saved is None else f"{'-' if each.saved < 0 else ''}{size(abs(each.saved))}"
-        return row([each.node, NOT_COVERED if each.rows is None else f"{each.rows:,}", *figures, saved])
-
-    return table(("node", "rows", "activations without remat", "with remat", "saved"), activations, cells)
 
 
 def _edges(crossings: Sequence[Crossing], batch_size: int | None) -> Markup:

@@ -44,14 +44,25 @@ def svg(diagram: Diagram) -> Markup:
     sizes |= {name: (text_width(arrow.label, _TEXT_SIZE) + 14, 20.0) for name, arrow in pills.items()}
     edges = {edge: arrow for i, arrow in enumerate(diagram.arrows) for edge in _edges(i, arrow)}
     drawing = _narrower_layout(sizes, list(edges))
-    legend, below = _legend(diagram, max(drawing.size[0], 380.0))
+    width = max(drawing.size[0], 380.0)
+    legend: list[Markup] = []
+    x, y, widest = 0.0, 0.0, 0.0
+    for chip in _chips(diagram):
+        needed = text_width(chip.words, _TEXT_SIZE) + 16
+        if x and x + needed > width:
+            x, y = 0.0, y + 28
+        frame = _rectangle(x, y, needed, 20, 5, fill=chip.colours.fill, stroke=chip.frame, dash=chip.dash)
+        words = _text(chip.words, x + needed / 2, y + 14, _TEXT_SIZE, chip.colours.ink, anchor="middle")
+        legend.append(element("g", frame, words, data_anyaccel_legend=chip.device))
+        x += needed + 8
+        widest = max(widest, x - 8)
     body = [
         *_edge_elements(edges, drawing),
         *(_card_element(card, *drawing.centre(name)) for name, card in cards.items()),
         *(_pill(arrow.label, *drawing.centre(name)) for name, arrow in pills.items()),
         element("g", *legend, transform=f"translate(0 {number(drawing.size[1] + 18)})"),
     ]
-    return _document(diagram, body, max(drawing.size[0], below[0]), drawing.size[1] + below[1])
+    return _document(diagram, body, max(drawing.size[0], widest), drawing.size[1] + (y + 38 if legend else 0.0))
 
 
 def _document(diagram: Diagram, body: Iterable[Markup], width: float, height: float) -> Markup:
@@ -93,14 +104,10 @@ def _edge_elements(edges: dict[Edge, Arrow], drawing: OrientedLayout) -> Iterato
     positions = ports(drawing, edges)
     for edge, arrow in edges.items():
         line, head = edge_path(drawing, edge, positions, head=edge[1] == arrow.target)
-        yield _line(line, arrow.crosses)
+        colour, dash = (_CROSS, "6 4") if arrow.crosses else (_EDGE, None)
+        yield element("path", d=line, fill="none", stroke=colour, stroke_width="1.7", stroke_dasharray=dash)
         if head:
             yield element("path", d=head, fill=_CROSS if arrow.crosses else _EDGE)
-
-
-def _line(path: str, crosses: bool) -> Markup:
-    colour, dash = (_CROSS, "6 4") if crosses else (_EDGE, None)
-    return element("path", d=path, fill="none", stroke=colour, stroke_width="1.7", stroke_dasharray=dash)
 
 
 def _pill(label: str, x: float, y: float) -> Markup:
@@ -132,35 +139,23 @@ def _card_element(card: _Card, x: float, y: float) -> Markup:
     box, left, top = card.box, x - card.width / 2, y - card.height / 2
     fill, ink = _DATA if box.kind == "data" else colours(box.device)
     lines = _body_lines(box)
+    room = card.width - 2 * _PAD - 10
+    where = fitted(card.where, _TEXT_SIZE, room * 0.6)
+    title = fitted(card.box.title, _TITLE_SIZE, room - text_width(where, _TEXT_SIZE), bold=True)
+    low, high, right = number(top + _HEADER), number(top + 7), number(left + card.width - 7)
     parts = [
         element("title", escaped("; ".join([f"{box.title}: {card.where}", *lines]), 1000)),
         _rectangle(left + 3, top + 3, card.width, card.height, 7, fill=_DATA.fill) if box.kind == "data" else None,
         _rectangle(left, top, card.width, card.height, 7, fill=_PAPER, stroke="none"),
-        element("path", d=_header_path(left, top, card.width), fill=fill),
+        element("path", d=f"M{number(left)} {low} V{high} q0 -7 7 -7 H{right} q7 0 7 7 V{low} Z", fill=fill),
         _rectangle(left, top, card.width, card.height, 7, fill="none", dash="5 3" if box.frozen else None),
-        *_header_texts(card, left, top + 18.5, ink),
+        _text(title, left + _PAD, top + 18.5, _TITLE_SIZE, ink, weight="600"),
+        _text(where, left + card.width - _PAD, top + 18.5, _TEXT_SIZE, ink, anchor="end"),
     ]
     for i, line in enumerate(lines):
         shortened = fitted(line, _TEXT_SIZE, card.width - 2 * _PAD)
         parts.append(_text(shortened, left + _PAD, top + _HEADER + 15 + _LINE * i, _TEXT_SIZE, _SOFT if i else _INK))
     return element("g", *parts, data_anyaccel_node=box.title, data_anyaccel_device=box.device or None)
-
-
-def _header_texts(card: _Card, left: float, base: float, ink: str) -> list[Markup]:
-    """Return the label, and right-aligned the device, which may take up to 60 % of the width."""
-    room = card.width - 2 * _PAD - 10
-    where = fitted(card.where, _TEXT_SIZE, room * 0.6)
-    title = fitted(card.box.title, _TITLE_SIZE, room - text_width(where, _TEXT_SIZE), bold=True)
-    return [
-        _text(title, left + _PAD, base, _TITLE_SIZE, ink, weight="600"),
-        _text(where, left + card.width - _PAD, base, _TEXT_SIZE, ink, anchor="end"),
-    ]
-
-
-def _header_path(left: float, top: float, width: float) -> str:
-    """Return the outline of a header: round corners at the top, straight at the bottom."""
-    low, high, right = number(top + _HEADER), number(top + 7), number(left + width - 7)
-    return f"M{number(left)} {low} V{high} q0 -7 7 -7 H{right} q7 0 7 7 V{low} Z"
 
 
 def _rectangle(
@@ -225,22 +220,6 @@ def _chips(diagram: Diagram) -> Iterator[_Chip]:
         yield _Chip("to another device or framework", _PILL, _CROSS, "6 4")
     if any(box.frozen for box in diagram.boxes):
         yield _Chip("frozen", Colours(_PAPER, _INK), dash="5 3")
-
-
-def _legend(diagram: Diagram, width: float) -> tuple[list[Markup], Size]:
-    """Return the legend in rows of at most `width`, and its size."""
-    parts: list[Markup] = []
-    x, y, widest = 0.0, 0.0, 0.0
-    for chip in _chips(diagram):
-        needed = text_width(chip.words, _TEXT_SIZE) + 16
-        if x and x + needed > width:
-            x, y = 0.0, y + 28
-        frame = _rectangle(x, y, needed, 20, 5, fill=chip.colours.fill, stroke=chip.frame, dash=chip.dash)
-        words = _text(chip.words, x + needed / 2, y + 14, _TEXT_SIZE, chip.colours.ink, anchor="middle")
-        parts.append(element("g", frame, words, data_anyaccel_legend=chip.device))
-        x += needed + 8
-        widest = max(widest, x - 8)
-    return parts, (widest, y + 38 if parts else 0.0)
 
 
 # -- SVG paths of the edges of a layout: curved between layers, straight inside them -----------------------------------

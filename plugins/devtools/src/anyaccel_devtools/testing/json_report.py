@@ -92,7 +92,27 @@ class JsonReport:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the worst outcome of setup, call and teardown."""
-        self._worst = max(self._worst, _outcome(report), key=lambda result: _SEVERITY.index(result[0]))
+        if report.passed:
+            result = "passed", ""
+        elif report.failed or hasattr(report, "wasxfail"):
+            crash = getattr(report.longrepr, "reprcrash", None)
+            text = str(report.longrepr) if crash is None else crash.message
+            if _GROUP.match(text):
+                lines = [line.strip(" |+-") for line in str(report.longrepr).splitlines()]
+                errors = [i for i, line in enumerate(lines) if _ERROR.fullmatch(line) and not _GROUP.match(line)]
+                text = "\n".join(lines[errors[0] :] if errors else lines)
+            lines = list(filter(None, map(str.strip, text.removeprefix("AssertionError").lstrip(": ").splitlines())))
+            if not lines or _ONLY_VALUES.fullmatch(lines[0]):
+                source, values = _failed_statement(report), "".join(lines[:1]).removeprefix("assert ")
+                shown = f" ({values})" if " " in values else ""  # `assert False` has no values
+                first_line = f"{source}{shown}" if source else "".join(lines[:1]) or text
+            else:
+                first_line = _with_figures(lines) if _NUMPY.match(lines[0]) else lines[0]
+            result = "failed", first_line
+        else:
+            reason = report.longrepr[2] if isinstance(report.longrepr, Sequence) else str(report.longrepr)
+            result = "skipped", reason.removeprefix("Skipped: ")
+        self._worst = max(self._worst, result, key=lambda each: _SEVERITY.index(each[0]))
         if report.when == "teardown":
             outcome, message = self._worst
             capability = self._capabilities[report.nodeid]
@@ -117,44 +137,11 @@ def _short_id(node_id: str) -> str:
     return node_id.partition("::")[2]
 
 
-def _outcome(report: pytest.TestReport) -> tuple[str, str]:
-    """Return outcome and message; an expected failure counts as a failure, because a report states the facts."""
-    if report.passed:
-        return "passed", ""
-    if report.failed or hasattr(report, "wasxfail"):
-        return "failed", _first_line(report)
-    reason = report.longrepr[2] if isinstance(report.longrepr, Sequence) else str(report.longrepr)
-    return "skipped", reason.removeprefix("Skipped: ")
-
-
-def _first_line(report: pytest.TestReport) -> str:
-    """Return the first line of a failure that says something; of an assertion that shows values alone, with its
-    source.
-    """
-    crash = getattr(report.longrepr, "reprcrash", None)
-    text = str(report.longrepr) if crash is None else crash.message
-    if _GROUP.match(text):
-        text = _first_of_group(str(report.longrepr))
-    lines = list(filter(None, map(str.strip, text.removeprefix("AssertionError").lstrip(": ").splitlines())))
-    if not lines or _ONLY_VALUES.fullmatch(lines[0]):
-        source, values = _failed_statement(report), "".join(lines[:1]).removeprefix("assert ")
-        shown = f" ({values})" if " " in values else ""  # `assert False` has no values
-        return f"{source}{shown}" if source else "".join(lines[:1]) or text
-    return _with_figures(lines) if _NUMPY.match(lines[0]) else lines[0]
-
-
 def _with_figures(lines: list[str]) -> str:
     """Return NumPy's message about two arrays that differ, without the arrays."""
     figures = [line for line in lines[1:] if line.startswith(("Mismatched elements", "Max absolute"))]
     label = [line for line in lines[1:2] if line not in figures]
     return "; ".join([lines[0], *label, *figures])
-
-
-def _first_of_group(text: str) -> str:
-    """Return the first error inside an exception group: its own line in the traceback, and what follows."""
-    lines = [line.strip(" |+-") for line in text.splitlines()]
-    errors = [i for i, line in enumerate(lines) if _ERROR.fullmatch(line) and not _GROUP.match(line)]
-    return "\n".join(lines[errors[0] :] if errors else lines)
 
 
 def _failed_statement(report: pytest.TestReport) -> str:

@@ -7,8 +7,7 @@ Load it where the kit is used: `pytest_plugins = ["anyaccel_devtools.testing.pyt
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
@@ -52,19 +51,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     name = config.getini(XFAIL)
     if not name:
         return
-    expected = set(_test_ids(config.rootpath / name))
-    for item in items:
-        if any(_matches(item.nodeid, test_id) for test_id in expected):
-            item.add_marker(pytest.mark.xfail(reason=f"listed in {name}", strict=True))
-
-
-def _test_ids(file: Path) -> Iterator[str]:
+    file = config.rootpath / name
     try:
         text = file.read_text("utf-8")
     except OSError as error:
         raise pytest.UsageError(f"{XFAIL}: {file} cannot be read ({error})") from error
     stripped = (line.partition("#")[0].strip() for line in text.splitlines())
-    return (line for line in stripped if line)
+    expected = {line for line in stripped if line}
+    for item in items:
+        if any(_matches(item.nodeid, test_id) for test_id in expected):
+            item.add_marker(pytest.mark.xfail(reason=f"listed in {name}", strict=True))
 
 
 def _matches(node_id: str, test_id: str) -> bool:

@@ -291,7 +291,14 @@ def _plain(value: Any) -> Any:
 
 def main(backend_name: str, kind: str, folder: str) -> None:
     """Join the other replicas, and perform all."""
-    backend = _backend(backend_name)
+    module, _, names = backend_name.partition(":")
+    try:
+        target: Any = importlib.import_module(module)
+        for part in names.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError):
+        sys.exit(NOT_IMPORTABLE)
+    backend = target()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     group = backend.required(feature().Replicate).replica_group(rank, size)  # before the framework starts
     every = [device for device in backend.devices() if device.kind == kind]
@@ -299,17 +306,6 @@ def main(backend_name: str, kind: str, folder: str) -> None:
     host = Device("cpu") if Device("cpu") in backend.devices() else device
     harness = Harness(backend, device, lambda array: backend.from_host(array, host), backend.to_host)
     perform(Replica(harness, group, standard_model(backend), Path(folder)))
-
-
-def _backend(name: str) -> Any:
-    module, _, names = name.partition(":")
-    try:
-        target: Any = importlib.import_module(module)
-        for part in names.split("."):
-            target = getattr(target, part)
-    except (ImportError, AttributeError):
-        sys.exit(NOT_IMPORTABLE)
-    return target()
 
 
 def standard_model(backend: Any) -> Callable[[], Any]:

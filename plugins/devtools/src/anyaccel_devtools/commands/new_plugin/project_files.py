@@ -105,6 +105,9 @@ def framework_project(options: PluginOptions) -> dict[str, str]:
 def chip_project(options: PluginOptions, base: BaseBackend) -> dict[str, str]:
     """Return texts by path of a plugin for a chip of a supported framework, with another device as a stand-in."""
     words = "NumPy" if base.is_built_in else base.cls.framework
+    requirements = [_core_requirement()]
+    if base.distribution:
+        requirements.append((_one_minor_version(base.distribution, base.version), f"has {base.name}"))
     values = {
         **options.values,
         "summary": f"The chip {options.name} as a device of anyaccel, with {words}.",
@@ -112,7 +115,7 @@ def chip_project(options: PluginOptions, base: BaseBackend) -> dict[str, str]:
         "base_class": base.name,
         "host_kind": base.host_kind,
         "stand_in_words": "a simulated device of core" if base.is_built_in else f"the {base.host_kind} of {words}",
-        "dependencies": _dependencies(*_chip_requirements(base)),
+        "dependencies": _dependencies(*requirements),
         "facts": _facts(options) if base.is_built_in else "",
     }
     values["packages"] = f'"src/{values["package"]}"'
@@ -120,9 +123,31 @@ def chip_project(options: PluginOptions, base: BaseBackend) -> dict[str, str]:
     values["parts"] = "".join(render(f"chip/{name}.part.tmpl", values) for name in parts).rstrip("\n")
     stood_in = {kind: part for kind, part in _STOOD_IN.items() if kind in base.cls.capabilities}
     values["capability_classes"] = "".join(render(f"chip/{part}.part.tmpl", values) for part in stood_in.values())
-    values["capability_table"] = _capability_table(base, stood_in)
+    own = [f"        {kind.__name__}: StandIn{_STOOD_IN[kind].capitalize()},\n" for kind in stood_in]
+    if not own:
+        values["capability_table"] = ""
+    else:
+        head = "    capabilities: ClassVar[Capabilities] = {\n"
+        values["capability_table"] = f"{head}        **{base.name}.capabilities,\n{''.join(own)}    }}\n\n"
+    standard = {"collections.abc": ["Sequence"], "contextlib": ["AbstractContextManager"], "typing": ["Any"]}
+    installed = {"anyaccel": ["Device"], "anyaccel.backend": ["DeviceInfo"]}
+    if issubclass(base.cls, Exchange):
+        installed["numpy"] = ["* as np"]
+    if issubclass(base.cls, Compute):
+        standard["dataclasses"] = ["replace"]
+        installed["anyaccel.backend"].append("Program")
+        installed["anyaccel.segment"] = ["Segment"]
+    if Memory in base.cls.capabilities:
+        installed["anyaccel.backend"] += ["Memory", "MemoryInfo"]
+    if ObservesTransfers in base.cls.capabilities:
+        standard["contextlib"].append("nullcontext")
+        installed["anyaccel.adapter.transfer_observer"] = ["ObservesTransfers", "Record"]
+    if not base.cls.capabilities.keys().isdisjoint(_STOOD_IN):
+        standard["typing"].append("ClassVar")
+        installed["anyaccel.capability"] = ["Capabilities"]
+    installed.setdefault(base.module, []).append(base.name)
     further = {
-        "stand_in.py": {"imports": _stand_in_imports(base)},
+        "stand_in.py": {"imports": import_lines(standard, installed)},
         "conformance.py": _subject_values(base, values),
         "training_test.py": _training_values(base, values),
     }
@@ -155,13 +180,6 @@ def _core_requirement() -> tuple[str, str]:
     return _one_minor_version(*own_distribution()), "the contract may change with the next minor version"
 
 
-def _chip_requirements(base: BaseBackend) -> list[tuple[str, str]]:
-    requirements = [_core_requirement()]
-    if base.distribution:
-        requirements.append((_one_minor_version(base.distribution, base.version), f"has {base.name}"))
-    return requirements
-
-
 def _one_minor_version(distribution: str, version: str) -> str:
     """Return a requirement of one minor version, where the version is known."""
     numbers = version.split(".")[:2]
@@ -185,36 +203,6 @@ def _facts(options: PluginOptions) -> str:
         "    # Arrays of NumPy stay on its own devices; a node asks for these: ModelNode(..., framework=...)\n"
         f'    import_roots = ("anyaccel_{options.name}",)  # type: ignore[assignment, unused-ignore]\n'
     )
-
-
-def _capability_table(base: BaseBackend, stood_in: Iterable[type]) -> str:
-    """Return the attribute `capabilities` of the stand-in; empty if the base class has none of these."""
-    own = [f"        {kind.__name__}: StandIn{_STOOD_IN[kind].capitalize()},\n" for kind in stood_in]
-    if not own:
-        return ""
-    head = "    capabilities: ClassVar[Capabilities] = {\n"
-    return f"{head}        **{base.name}.capabilities,\n{''.join(own)}    }}\n\n"
-
-
-def _stand_in_imports(base: BaseBackend) -> str:
-    standard = {"collections.abc": ["Sequence"], "contextlib": ["AbstractContextManager"], "typing": ["Any"]}
-    installed = {"anyaccel": ["Device"], "anyaccel.backend": ["DeviceInfo"]}
-    if issubclass(base.cls, Exchange):
-        installed["numpy"] = ["* as np"]
-    if issubclass(base.cls, Compute):
-        standard["dataclasses"] = ["replace"]
-        installed["anyaccel.backend"].append("Program")
-        installed["anyaccel.segment"] = ["Segment"]
-    if Memory in base.cls.capabilities:
-        installed["anyaccel.backend"] += ["Memory", "MemoryInfo"]
-    if ObservesTransfers in base.cls.capabilities:
-        standard["contextlib"].append("nullcontext")
-        installed["anyaccel.adapter.transfer_observer"] = ["ObservesTransfers", "Record"]
-    if not base.cls.capabilities.keys().isdisjoint(_STOOD_IN):
-        standard["typing"].append("ClassVar")
-        installed["anyaccel.capability"] = ["Capabilities"]
-    installed.setdefault(base.module, []).append(base.name)
-    return import_lines(standard, installed)
 
 
 def _subject_values(base: BaseBackend, values: Mapping[str, str]) -> dict[str, str]:
