@@ -97,7 +97,17 @@ def run_device_map(
     """
     specs = tuple(map(_spec, inputs))
     model = _model(reference)
-    backend = _dividing(model, inventory)
+    framework = registry().owners(model)[0]
+    kinds = [each.device.kind for each in inventory.devices]
+    serving = [each for each in registry().backends if each.framework == framework and set(each.kinds) & set(kinds)]
+    serving.sort(key=lambda each: min(kinds.index(kind) for kind in each.kinds if kind in kinds))
+    if not serving or serving[0].capability(OffloadModels) is None:
+        raise CapabilityError(
+            f"{framework} cannot split models on {inventory}",
+            cause="its plugin lacks the capability 'offload'",
+            hint="use a framework with it, or make the blocks nodes of a graph",
+        )
+    backend = serving[0]
     # Bytes of each device that computes; those of the host if the CPU computes.
     results = {
         str(e.device): e.nbytes for e in inventory.devices if e.device.kind in backend.kinds and e.device.kind != "cpu"
@@ -159,21 +169,6 @@ def _model(reference: str) -> Any:
         problem = f"{reference}() returns a {type(model).__name__}, which no installed plugin supports as a model"
         raise ConfigError(problem, hint="return the model, or install the plugin of its framework")
     return model
-
-
-def _dividing(model: Any, inventory: Any) -> Any:
-    """Return the backend that splits a model over the devices of a machine."""
-    framework = registry().owners(model)[0]
-    kinds = [each.device.kind for each in inventory.devices]
-    serving = [each for each in registry().backends if each.framework == framework and set(each.kinds) & set(kinds)]
-    serving.sort(key=lambda each: min(kinds.index(kind) for kind in each.kinds if kind in kinds))
-    if not serving or serving[0].capability(OffloadModels) is None:
-        raise CapabilityError(
-            f"{framework} cannot split models on {inventory}",
-            cause="its plugin lacks the capability 'offload'",
-            hint="use a framework with it, or make the blocks nodes of a graph",
-        )
-    return serving[0]
 
 
 def _print(plan: OffloadPlan, inventory: Any, as_json: bool) -> None:

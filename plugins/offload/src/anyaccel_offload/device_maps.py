@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,13 @@ class DeviceMaps(Layout):
                     f"{where}device_map is a mapping, but {name} is for planned maps",
                     hint=f"leave {name} out, or write device_map='auto'",
                 )
-            return _entries(where, device_map), None, offload
+            fits = lambda it: it and all(isinstance(key, str) for key in it)  # noqa: E731
+            check(GraphError, where, "device_map", device_map, fits, "a dict of names of parts and devices", _EXAMPLE)
+            return (
+                {name: _place(where, f"device_map[{name!r}]", value) for name, value in device_map.items()},
+                None,
+                offload,
+            )
         check(GraphError, where, "device_map", device_map, (None, "auto").__contains__, "a mapping or 'auto'", "'auto'")
         return device_map, limits, offload
 
@@ -68,7 +74,38 @@ class DeviceMaps(Layout):
                 f"{problem}, but phase {request.phase!r} trains replicas on {len(request.devices)} devices",
                 hint="request one device, and name the others in max_memory",
             )
-        wanted = _wanted(node, assignment, request, registry, shapes)
+        where, kind = f"node {node.label!r}: ", assignment.device.kind
+        planned = isinstance(node.device_map, str)
+        entries: Any = {} if planned else node.device_map
+        limits = node.max_memory
+        device_map = (
+            None if planned else {name: _text_of(where, "device_map", value, kind) for name, value in entries.items()}
+        )
+        max_memory = (
+            None
+            if limits is None
+            else {_text_of(where, "max_memory", name, kind): size for name, size in limits.items()}
+        )
+        places = [*(max_memory or ()), *(device_map or {}).values(), str(assignment.device)]
+        devices = {text: Device.parse(text) for text in places if text not in TIERS}
+        for device in devices.values():
+            registry.serving(assignment.framework, device)
+        framework = assignment.framework
+        host = host_memory()[1] // 2 if registry.is_of_this_machine else registry.free_memory(framework, Device("cpu"))
+        wanted = OffloadRequest(
+            device_map=device_map,
+            max_memory=max_memory,
+            offload=node.offload,
+            training=request.training and not node.frozen,
+            free={
+                **{str(device): registry.free_memory(framework, device) for device in devices.values()},
+                "cpu": host,
+                "disk": None,
+            },
+            inputs=[TensorSpec((_ROWS, *spec.shape), spec.dtype) for spec in shapes.wanted(node.label)],
+            arguments=shapes.arguments.get(node.label, ()),
+            requires_order=False,
+        )
         try:
             plan = backend.plan_offload(node.model, assignment.device, wanted)
         except AnyaccelError as error:
@@ -102,12 +139,6 @@ DEVICE_MAPS = DeviceMaps()
 """The layout of nodes with a device map, for core."""
 
 
-def _entries(where: str, device_map: Mapping[Any, Any]) -> dict[str, str | int]:
-    fits = lambda it: it and all(isinstance(key, str) for key in it)  # noqa: E731
-    check(GraphError, where, "device_map", device_map, fits, "a dict of names of parts and devices", _EXAMPLE)
-    return {name: _place(where, f"device_map[{name!r}]", value) for name, value in device_map.items()}
-
-
 def _limits(where: str, max_memory: Any) -> dict[str | int, int]:
     fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
     example = "{'gpu:0': '20GiB', 'cpu': '60GiB'}"
@@ -125,35 +156,6 @@ def _place(where: str, name: str, value: Any) -> str | int:
     return int(value) if is_integer(value) or str(value).isdecimal() else str(value)
 
 
-def _wanted(
-    node: ModelNode, assignment: Assignment, request: Request, registry: Registry, shapes: Shapes
-) -> OffloadRequest:
-    where, kind = f"node {node.label!r}: ", assignment.device.kind
-    planned = isinstance(node.device_map, str)
-    entries: Any = {} if planned else node.device_map
-    limits = node.max_memory
-    device_map = (
-        None if planned else {name: _text_of(where, "device_map", value, kind) for name, value in entries.items()}
-    )
-    max_memory = (
-        None if limits is None else {_text_of(where, "max_memory", name, kind): size for name, size in limits.items()}
-    )
-    places = [*(max_memory or ()), *(device_map or {}).values(), str(assignment.device)]
-    devices = {text: Device.parse(text) for text in places if text not in TIERS}
-    for device in devices.values():
-        registry.serving(assignment.framework, device)
-    return OffloadRequest(
-        device_map=device_map,
-        max_memory=max_memory,
-        offload=node.offload,
-        training=request.training and not node.frozen,
-        free=_free(assignment, registry, devices.values()),
-        inputs=[TensorSpec((_ROWS, *spec.shape), spec.dtype) for spec in shapes.wanted(node.label)],
-        arguments=shapes.arguments.get(node.label, ()),
-        requires_order=False,
-    )
-
-
 def _text_of(where: str, name: str, value: Any, kind: str) -> str:
     """Return a device as text, or the name of a tier; a number is the index of a device of the node's kind."""
     if value in TIERS:
@@ -164,10 +166,3 @@ def _text_of(where: str, name: str, value: Any, kind: str) -> str:
         raise GraphError(
             f"{where}{name} has {shown(value)}, which is not a device", hint=f"write {name}={_EXAMPLE}"
         ) from error
-
-
-def _free(assignment: Assignment, registry: Registry, devices: Iterable[Device]) -> dict[str, int | None]:
-    """Return the free bytes of each device and of host memory, which weights may use half of."""
-    framework = assignment.framework
-    host = host_memory()[1] // 2 if registry.is_of_this_machine else registry.free_memory(framework, Device("cpu"))
-    return {**{str(device): registry.free_memory(framework, device) for device in devices}, "cpu": host, "disk": None}

@@ -104,7 +104,14 @@ class OffloadedChain:
         Raises:
             ConfigError: A parameter is not floating.
         """
-        self._check_trained()
+        for i, tree in enumerate(self.parameters):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+                if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+                    problem = f"parameter {jax.tree_util.keystr(path)} of block {i} is {leaf.dtype}"
+                    raise ConfigError(
+                        f"{WHERE}{problem}, which has no gradient",
+                        hint="store it in the function of the block, or cast it",
+                    )
         output, inputs = self._forward(x, keep=True)
         value, gradient = _value_and_gradient(loss)(output, *jax.device_put(args, self._there))
         made: list[Any] = [None] * len(inputs)
@@ -182,16 +189,6 @@ class OffloadedChain:
 
     def _has_all(self, value: Any) -> bool:
         return isinstance(value, Sequence) and len(value) == len(self.parameters)
-
-    def _check_trained(self) -> None:
-        for i, tree in enumerate(self.parameters):
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-                if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
-                    problem = f"parameter {jax.tree_util.keystr(path)} of block {i} is {leaf.dtype}"
-                    raise ConfigError(
-                        f"{WHERE}{problem}, which has no gradient",
-                        hint="store it in the function of the block, or cast it",
-                    )
 
 
 def _finished(value: Any) -> Any:

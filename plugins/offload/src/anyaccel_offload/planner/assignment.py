@@ -158,13 +158,27 @@ def best_split(problem: Problem, order: Ints, objective: str, good: float = math
     if not math.isfinite(bound):
         return None
     units = OrderedUnits(problem, order)
-    full = _all_sets(problem)
-    if full is not None:
+    counts = np.bincount(problem.device_class, minlength=len(problem.classes))
+    if math.prod(int(count) + 1 for count in counts) <= MOST_STATES:
+        vectors = list(itertools.product(*(range(int(count) + 1) for count in counts)))
+        index = {vector: i for i, vector in enumerate(vectors)}
+        transitions = [
+            Transition(index[v], index[(*v[:c], v[c] + 1, *v[c + 1 :])], c)
+            for v in vectors
+            for c in range(len(counts))
+            if v[c] < counts[c]
+        ]
+        full = Table(len(vectors), transitions, in_order=False)
         best, is_complete = _within(problem, order, units, full, objective, bound, good)
         if is_complete:
             return best
     best = None
-    for table in _device_orders(problem):
+    by_memory = sorted(range(len(problem.devices)), key=lambda d: -problem.devices[d].usable)
+    by_rate = sorted(range(len(problem.devices)), key=lambda d: -problem.devices[d].rate)
+    orders = [list(range(len(problem.devices))), by_memory, by_memory[::-1], by_rate, by_rate[::-1]]
+    by_class = dict.fromkeys(tuple(problem.device_class[devices].tolist()) for devices in orders)
+    for classes in by_class:
+        table = Table(len(classes) + 1, [Transition(t, t + 1, c) for t, c in enumerate(classes)], in_order=True)
         found, _ = _within(problem, order, units, table, objective, bound, good)
         if found is not None:
             best, good = found, found.value
@@ -189,34 +203,6 @@ def _within(
         if window >= good:
             break
     return None, True
-
-
-def _all_sets(problem: Problem) -> Table | None:
-    """Return all transitions between sets of devices; None if there are too many."""
-    counts = np.bincount(problem.device_class, minlength=len(problem.classes))
-    if math.prod(int(count) + 1 for count in counts) > MOST_STATES:
-        return None
-    vectors = list(itertools.product(*(range(int(count) + 1) for count in counts)))
-    index = {vector: i for i, vector in enumerate(vectors)}
-    transitions = [
-        Transition(index[v], index[(*v[:c], v[c] + 1, *v[c + 1 :])], c)
-        for v in vectors
-        for c in range(len(counts))
-        if v[c] < counts[c]
-    ]
-    return Table(len(vectors), transitions, in_order=False)
-
-
-def _device_orders(problem: Problem) -> list[Table]:
-    """Return some fixed orders of the devices: as given, by memory, and by rate."""
-    by_memory = sorted(range(len(problem.devices)), key=lambda d: -problem.devices[d].usable)
-    by_rate = sorted(range(len(problem.devices)), key=lambda d: -problem.devices[d].rate)
-    orders = [list(range(len(problem.devices))), by_memory, by_memory[::-1], by_rate, by_rate[::-1]]
-    by_class = dict.fromkeys(tuple(problem.device_class[devices].tolist()) for devices in orders)
-    return [
-        Table(len(classes) + 1, [Transition(t, t + 1, c) for t, c in enumerate(classes)], in_order=True)
-        for classes in by_class
-    ]
 
 
 class _Ranges:
@@ -295,7 +281,20 @@ class _Search:
         state = int(np.argmin(self.best[:, n]))
         if not math.isfinite(self.best[state, n]):
             return None
-        return Split(self._assignment(state), float(self.best[state, n]), not table.in_order)
+        parts, before, end = [], state, len(self.order)
+        while end:
+            if self.chosen[before, end] == PASSED:
+                before -= 1
+                continue
+            transition, start = self.table.transitions[int(self.chosen[before, end])], int(self.starts[before, end])
+            parts.append((start, end, transition.device_class))
+            before, end = transition.source, start
+        classes = len(self.problem.classes)
+        free = {c: np.flatnonzero(self.problem.device_class == c).tolist()[::-1] for c in range(classes)}
+        assignment = np.empty(len(self.order), dtype=np.int64)
+        for start, end, c in reversed(parts):
+            assignment[self.order[start:end]] = free[c].pop()
+        return Split(assignment, float(self.best[state, n]), not table.in_order)
 
     def _pass_on(self, start: int, states: list[int]) -> None:
         """Leave a device idle if that is better."""
@@ -314,7 +313,16 @@ class _Search:
         tied = self.tied.row(start, far) if self.tied is not None else None
         loads = {c: self._load(c, start, stop, sent, tied) for c, stop in stops.items()}
         for t, transition in going:
-            self._extend(start, t, transition, loads[transition.device_class])
+            source, target, _ = transition
+            low, high = self.bounds
+            first = max(start + 1, low[target])
+            load = loads[transition.device_class][first - start - 1 : high[target] - start]
+            part = slice(first, first + len(load))
+            value = load + self.best[source, start] if self.add else np.maximum(load, self.best[source, start])
+            better = value < self.best[target, part]
+            np.copyto(self.best[target, part], value, where=better)
+            self.chosen[target, part][better] = t
+            self.starts[target, part][better] = start
 
     def _load(self, c: int, start: int, stop: int, sent: Floats, tied: Floats | None) -> Floats:
         """Return the seconds of the ranges from `start` up to `stop`; infinite if they do not fit or take too long."""
@@ -332,35 +340,6 @@ class _Search:
                 memory += tied[: stop - start]
             load[memory > self.problem.capacity[c]] = math.inf
         return load
-
-    def _extend(self, start: int, t: int, transition: Transition, load: Floats) -> None:
-        """Give a device of a class the ranges from `start`."""
-        source, target, _ = transition
-        low, high = self.bounds
-        first = max(start + 1, low[target])
-        load = load[first - start - 1 : high[target] - start]
-        part = slice(first, first + len(load))
-        value = load + self.best[source, start] if self.add else np.maximum(load, self.best[source, start])
-        better = value < self.best[target, part]
-        np.copyto(self.best[target, part], value, where=better)
-        self.chosen[target, part][better] = t
-        self.starts[target, part][better] = start
-
-    def _assignment(self, state: int) -> Ints:
-        parts, end = [], len(self.order)
-        while end:
-            if self.chosen[state, end] == PASSED:
-                state -= 1
-                continue
-            transition, start = self.table.transitions[int(self.chosen[state, end])], int(self.starts[state, end])
-            parts.append((start, end, transition.device_class))
-            state, end = transition.source, start
-        classes = len(self.problem.classes)
-        free = {c: np.flatnonzero(self.problem.device_class == c).tolist()[::-1] for c in range(classes)}
-        assignment = np.empty(len(self.order), dtype=np.int64)
-        for start, end, c in reversed(parts):
-            assignment[self.order[start:end]] = free[c].pop()
-        return assignment
 
 
 def _by_prefix(n: int, low: list[int], high: list[int]) -> list[list[int]]:
@@ -483,24 +462,6 @@ def unit_orders(problem: Problem) -> list[Ints]:
     In a training graph with backward blocks, the forward pass determines the order. Backward blocks without a forward
     block in their group follow the flow of their gradients.
     """
-    before, after = _neighbours(problem)
-    n = len(problem.units)
-    sinks = [u for u in range(n) if not after[u]]
-    rest = list(range(n))
-    orders = [
-        rest,
-        _depth_first(before, rest, reverse=False),
-        _depth_first(before, sinks + rest, reverse=False),
-        _depth_first(before, sinks + rest, reverse=True),
-        _depth_first(after, rest, reverse=True)[::-1],
-        _depth_first(after, rest, reverse=False)[::-1],
-        _lazy_sources(_breadth_first(before, after), before, after),
-    ]
-    return [np.array(order, dtype=np.int64) for order in dict.fromkeys(tuple(order) for order in orders)]
-
-
-def _neighbours(problem: Problem) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the units before and after each: along edges of the forward pass, against those of the backward pass."""
     pairs: set[tuple[int, int]] = set()
     blocks = problem.blocks
     forward = {u for u, members in enumerate(problem.units) if not all(blocks[i].backward for i in members)}
@@ -517,7 +478,30 @@ def _neighbours(problem: Problem) -> tuple[list[list[int]], list[list[int]]]:
         if u != v:
             before[v].append(u)
             after[u].append(v)
-    return before, after
+    n = len(problem.units)
+    sinks = [u for u in range(n) if not after[u]]
+    rest = list(range(n))
+    missing = [len(each) for each in before]
+    ready = deque(u for u, count in enumerate(missing) if not count)
+    order: list[int] = []
+    while ready:
+        unit = ready.popleft()
+        order.append(unit)
+        for other in after[unit]:
+            missing[other] -= 1
+            if not missing[other]:
+                ready.append(other)
+    done = set(order)
+    orders = [
+        rest,
+        _depth_first(before, rest, reverse=False),
+        _depth_first(before, sinks + rest, reverse=False),
+        _depth_first(before, sinks + rest, reverse=True),
+        _depth_first(after, rest, reverse=True)[::-1],
+        _depth_first(after, rest, reverse=False)[::-1],
+        _lazy_sources(order + [u for u in range(len(before)) if u not in done], before, after),
+    ]
+    return [np.array(order, dtype=np.int64) for order in dict.fromkeys(tuple(order) for order in orders)]
 
 
 def _depth_first(before: list[list[int]], roots: list[int], *, reverse: bool) -> list[int]:
@@ -540,22 +524,6 @@ def _depth_first(before: list[list[int]], roots: list[int], *, reverse: bool) ->
                 order.append(unit)
                 stack.pop()
     return order
-
-
-def _breadth_first(before: list[list[int]], after: list[list[int]]) -> list[int]:
-    """Return units as soon as all their predecessors are done; those in a cycle last."""
-    missing = [len(each) for each in before]
-    ready = deque(u for u, count in enumerate(missing) if not count)
-    order: list[int] = []
-    while ready:
-        unit = ready.popleft()
-        order.append(unit)
-        for other in after[unit]:
-            missing[other] -= 1
-            if not missing[other]:
-                ready.append(other)
-    done = set(order)
-    return order + [u for u in range(len(before)) if u not in done]
 
 
 def _lazy_sources(order: list[int], before: list[list[int]], after: list[list[int]]) -> list[int]:

@@ -211,7 +211,10 @@ class ExactSearch:
         for i, cost in enumerate(self.options[unit]):
             if self.visits >= self.until:
                 return
-            if self._is_alike(cost.device):
+            classes = self.classes
+            if not self.count[cost.device] and any(
+                not self.count[e] and classes[e] == classes[cost.device] for e in range(cost.device)
+            ):
                 continue
             self.visits += 1
             before = list(self.loads)
@@ -230,11 +233,6 @@ class ExactSearch:
             self._descend(depth + 1)
             self._remove(unit, cost)
             self.loads = before
-
-    def _is_alike(self, d: int) -> bool:
-        """Return whether a device is idle like an earlier one of its class, which has the same results."""
-        classes = self.classes
-        return not self.count[d] and any(not self.count[e] and classes[e] == classes[d] for e in range(d))
 
     def _add(self, unit: int, cost: _Cost) -> bool:
         """Put a unit in a state; return False, with nothing changed, if its device or tier has no room."""

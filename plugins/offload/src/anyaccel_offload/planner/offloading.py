@@ -307,7 +307,20 @@ def _spread(problem: Problem, assignment: Ints, d: int, slots: int) -> list[int]
         some = units[problem.slots[c, units] <= largest]  # a large block that stays allows smaller slots
         chosen = _evenly(some, problem.offloadable[c], problem.slots[c], slots, need)
         if chosen is not None:
-            return _without_surplus(chosen, problem.offloadable[c], problem.slots[c], slots, need)
+            # Leave out units that do not have to be offloaded, largest first
+            offloadable = problem.offloadable[c]
+            sizes = problem.slots[c]
+            free, most = float(offloadable[chosen].sum()), 0.0
+            by_size = sorted(chosen, key=lambda u: (-sizes[u], u))
+            out: set[int] = set()
+            for i, unit in enumerate(by_size):
+                following = float(sizes[by_size[i + 1]]) if i + 1 < len(by_size) else 0.0
+                if free - float(offloadable[unit]) - slots * max(most, following) >= need:
+                    free -= float(offloadable[unit])
+                    out.add(unit)
+                else:
+                    most = max(most, float(sizes[unit]))
+            return [unit for unit in chosen if unit not in out]
     return None
 
 
@@ -331,21 +344,6 @@ def _spaced(units: Ints, count: int) -> Ints:
     """Return `count` of some units, evenly over depth."""
     made: Ints = units[((np.arange(count) + 0.5) * len(units) / count).astype(int)]
     return made
-
-
-def _without_surplus(chosen: list[int], offloadable: Floats, sizes: Floats, slots: int, need: float) -> list[int]:
-    """Leave out units that do not have to be offloaded, largest first."""
-    free, most = float(offloadable[chosen].sum()), 0.0
-    by_size = sorted(chosen, key=lambda u: (-sizes[u], u))
-    out: set[int] = set()
-    for i, unit in enumerate(by_size):
-        following = float(sizes[by_size[i + 1]]) if i + 1 < len(by_size) else 0.0
-        if free - float(offloadable[unit]) - slots * max(most, following) >= need:
-            free -= float(offloadable[unit])
-            out.add(unit)
-        else:
-            most = max(most, float(sizes[unit]))
-    return [unit for unit in chosen if unit not in out]
 
 
 def _into_tiers(problem: Problem, away: dict[int, int], tiers: Sequence[OffloadTier]) -> dict[int, OffloadTier] | None:

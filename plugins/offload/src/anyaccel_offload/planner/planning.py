@@ -56,13 +56,6 @@ def plan_blocks(
         ConfigError: A value is wrong, or a name is unknown or occurs twice.
         OutOfMemoryError: Not all blocks fit, and `offload` does not allow offloading, or the tiers lack room.
     """
-    problem = _problem(blocks, devices, edges, _settings(training, optimizer_ratio, tokens, offload_buffers))
-    check(ConfigError, WHERE, "objective", objective, OBJECTIVES.__contains__, "'throughput' or 'latency'", "'latency'")
-    check(ConfigError, WHERE, "offload", offload, OFFLOADS.__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
-    return _best_plan(problem, objective, offload, _tiers(offload, tiers))
-
-
-def _problem(blocks: Any, devices: Any, edges: Any, settings: Settings) -> Problem:
     blocks = _named(blocks, Block, "blocks", "[Block(name='layer', parameter_bytes=1024)]")
     devices = _named(devices, DeviceSpec, "devices", "[DeviceSpec(name='gpu:0', memory=2**34)]")
     connections = _edges(edges, blocks)
@@ -80,7 +73,17 @@ def _problem(blocks: Any, devices: Any, edges: Any, settings: Settings) -> Probl
                 available=", ".join(sorted(kinds)),
                 hint="set its seconds for an available kind of device",
             )
-    return Problem(blocks, connections, devices, settings)
+    problem = Problem(blocks, connections, devices, _settings(training, optimizer_ratio, tokens, offload_buffers))
+    check(ConfigError, WHERE, "objective", objective, OBJECTIVES.__contains__, "'throughput' or 'latency'", "'latency'")
+    check(ConfigError, WHERE, "offload", offload, OFFLOADS.__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
+    fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, OffloadTier) for each in it)  # noqa: E731
+    example = "[OffloadTier(name='cpu', memory=2**36)]"
+    listed = check(ConfigError, WHERE, "tiers", tiers, fits, "a list of OffloadTier", example)
+    by_name = {tier.name: tier for tier in listed}
+    if len(by_name) < len(listed):
+        raise ConfigError(f"{WHERE}tiers has a tier several times", hint="describe each tier once")
+    names = OFFLOADS[1 : OFFLOADS.index(offload) + 1]
+    return _best_plan(problem, objective, offload, [by_name.get(name, OffloadTier(name=name)) for name in names])
 
 
 def _best_plan(problem: Problem, objective: str, offload: str, tiers: list[OffloadTier]) -> BlockPlan:
@@ -91,7 +94,26 @@ def _best_plan(problem: Problem, objective: str, offload: str, tiers: list[Offlo
         return _plan(problem, streamed, objective, found.method, found.exact)
     away = find_offload(problem, tiers, objective) if tiers else None
     if away is None:
-        raise _does_not_fit(problem, offload, tiers)
+        need = problem.resident.min(axis=0)
+        whole = float(need.sum()) + float(problem.ties.nbytes.sum())
+        rooms = [
+            f"{device.name} {size(int(device.usable))}" for device in problem.devices if np.isfinite(device.usable)
+        ]
+        largest = int(np.argmax(need + problem.transient.min(axis=0)))
+        name = problem.blocks[problem.units[largest][0]].name
+        others = " and others" if len(problem.units[largest]) > 1 else ""
+        least = size(int(need[largest] + problem.transient[:, largest].min()))
+        enough = whole <= sum(device.usable for device in problem.devices)
+        divided = "; their total would fit, but no split was found" if enough else ""
+        shown = rooms[:8] + ([f"and {len(rooms) - 8} more devices"] if len(rooms) > 8 else [])
+        shown += [f"tier {tier.name} {size(tier.memory)}" for tier in tiers if tier.memory is not None]
+        hints = {"no": "write offload='cpu' to store weights in host memory, or use more or larger devices"}
+        raise OutOfMemoryError(
+            f"the model does not fit: its {len(problem.blocks):,} blocks need {size(int(whole))} plus memory "
+            f"for computing{divided}; the largest that stays together, {name!r}{others}, needs {least}",
+            available=", ".join(shown),
+            hint=hints.get(offload, "smaller blocks, more devices, or larger tiers are needed"),
+        )
     return _plan(problem, away, objective, "offload", False, least_copying(problem, tiers, objective))
 
 
@@ -133,40 +155,6 @@ def _edges(value: Any, blocks: list[Block]) -> list[Edge]:
         if name not in names:
             raise ConfigError(f"{WHERE}an edge names {name!r}, which is not a block", hint="name a block of blocks=")
     return edges
-
-
-def _tiers(offload: str, tiers: Any) -> list[OffloadTier]:
-    """Return the tiers that may be used, host memory first."""
-    fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, OffloadTier) for each in it)  # noqa: E731
-    example = "[OffloadTier(name='cpu', memory=2**36)]"
-    listed = check(ConfigError, WHERE, "tiers", tiers, fits, "a list of OffloadTier", example)
-    by_name = {tier.name: tier for tier in listed}
-    if len(by_name) < len(listed):
-        raise ConfigError(f"{WHERE}tiers has a tier several times", hint="describe each tier once")
-    names = OFFLOADS[1 : OFFLOADS.index(offload) + 1]
-    return [by_name.get(name, OffloadTier(name=name)) for name in names]
-
-
-def _does_not_fit(problem: Problem, offload: str, tiers: list[OffloadTier]) -> OutOfMemoryError:
-    """Return the error with the required and the available memory."""
-    need = problem.resident.min(axis=0)
-    whole = float(need.sum()) + float(problem.ties.nbytes.sum())
-    rooms = [f"{device.name} {size(int(device.usable))}" for device in problem.devices if np.isfinite(device.usable)]
-    largest = int(np.argmax(need + problem.transient.min(axis=0)))
-    name = problem.blocks[problem.units[largest][0]].name
-    others = " and others" if len(problem.units[largest]) > 1 else ""
-    least = size(int(need[largest] + problem.transient[:, largest].min()))
-    enough = whole <= sum(device.usable for device in problem.devices)
-    divided = "; their total would fit, but no split was found" if enough else ""
-    shown = rooms[:8] + ([f"and {len(rooms) - 8} more devices"] if len(rooms) > 8 else [])
-    shown += [f"tier {tier.name} {size(tier.memory)}" for tier in tiers if tier.memory is not None]
-    hints = {"no": "write offload='cpu' to store weights in host memory, or use more or larger devices"}
-    return OutOfMemoryError(
-        f"the model does not fit: its {len(problem.blocks):,} blocks need {size(int(whole))} plus memory "
-        f"for computing{divided}; the largest that stays together, {name!r}{others}, needs {least}",
-        available=", ".join(shown),
-        hint=hints.get(offload, "smaller blocks, more devices, or larger tiers are needed"),
-    )
 
 
 def _plan(

@@ -69,7 +69,28 @@ class Problem:
         self.blocks, self.edges, self.devices, self.settings = blocks, edges, devices, settings
         self.estimated = all(block.seconds is None for block in blocks)
         self.index = {block.name: i for i, block in enumerate(blocks)}
-        self.units, self.unit_of = _units(blocks, settings.training)
+        parent = list(range(len(blocks)))
+
+        def root(i: int) -> int:
+            while parent[i] != i:
+                parent[i] = parent[parent[i]]
+                i = parent[i]
+            return i
+
+        first: dict[tuple[str, str], int] = {}
+        for i, block in enumerate(blocks):
+            keys = [("group", block.group)] if block.group else []
+            keys += [("tied", name) for name in block.tied] if settings.training else []
+            for key in keys:
+                a, b = sorted((root(first.setdefault(key, i)), root(i)))
+                parent[b] = a
+        units: dict[int, list[int]] = {}
+        for i in range(len(blocks)):
+            units.setdefault(root(i), []).append(i)
+        unit_of = np.zeros(len(blocks), dtype=np.int64)
+        for u, members in enumerate(units.values()):
+            unit_of[members] = u
+        self.units, self.unit_of = list(units.values()), unit_of
         models = list(dict.fromkeys(device.model for device in devices))
         self.device_class: Ints = np.array([models.index(device.model) for device in devices], dtype=np.int64)
         self.classes = [devices[int(np.argmax(self.device_class == c))] for c in range(len(models))]
@@ -215,32 +236,6 @@ class Problem:
             return 0.0
         speed = (fastest[some] / self.seconds[:, some]).max(axis=1)  # upper limit for any of the units
         return float(max(fastest.max(), fastest[some].sum() / speed[self.device_class].sum()))
-
-
-def _units(blocks: Sequence[Block], training: bool) -> tuple[list[list[int]], Ints]:
-    """Return groups of blocks, in the order of their first; in training, blocks with a shared parameter are one."""
-    parent = list(range(len(blocks)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    first: dict[tuple[str, str], int] = {}
-    for i, block in enumerate(blocks):
-        keys = [("group", block.group)] if block.group else []
-        keys += [("tied", name) for name in block.tied] if training else []
-        for key in keys:
-            a, b = sorted((root(first.setdefault(key, i)), root(i)))
-            parent[b] = a
-    units: dict[int, list[int]] = {}
-    for i in range(len(blocks)):
-        units.setdefault(root(i), []).append(i)
-    unit_of = np.zeros(len(blocks), dtype=np.int64)
-    for u, members in enumerate(units.values()):
-        unit_of[members] = u
-    return list(units.values()), unit_of
 
 
 def _shared(touched: dict[Any, tuple[float, set[int]]], least: int) -> Shared:

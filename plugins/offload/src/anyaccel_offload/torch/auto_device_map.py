@@ -17,7 +17,7 @@ from anyaccel.host_memory import host_memory
 from anyaccel_offload.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
 from anyaccel_offload.planner.planning import ESTIMATED
 from anyaccel_offload.torch.accelerate_words import takes_accelerates
-from anyaccel_offload.torch.copy_rates import Rate, are_here, copy_rate, disk_rate, rates_note, weight_rate
+from anyaccel_offload.torch.copy_rates import are_here, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_offload.torch.device_map import DISK, device_in_map, entry_for
 from anyaccel_offload.torch.dtype_names import named_dtype
 from anyaccel_offload.torch.execution_order import execution_order
@@ -181,7 +181,29 @@ def planned_map(
         ConfigError: Sizes are wrong.
         OutOfMemoryError: The model does not fit.
     """
-    memory = _memory(max_memory)
+    memory: dict[str, int | None] = {}
+    if max_memory is None:
+        found = torch.accelerator.current_accelerator(check_available=True)
+        if found is not None and hasattr(module := torch.get_device_module(found), "mem_get_info"):
+            for i in range(module.device_count()):
+                free, total = module.mem_get_info(i)
+                memory[f"{found.type}:{i}"] = free if total else None
+        memory["cpu"] = host_memory()[1] // 2
+    else:
+        fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
+        check(
+            ConfigError, WHERE, "max_memory", max_memory, fits, "bytes for each device", "{0: '20GiB', 'cpu': '60GiB'}"
+        )
+        for key, value in max_memory.items():
+            device = device_in_map(WHERE, key, "max_memory")
+            if device == torch.device("meta"):
+                raise ConfigError(
+                    f"{WHERE}max_memory has 'meta', which cannot compute", hint="name a device, such as 0"
+                )
+            name = device if isinstance(device, str) else str(device)
+            if name in memory:
+                raise ConfigError(f"{WHERE}max_memory has {name} twice", hint="name each device once")
+            memory[name] = None if value is None else memory_size(ConfigError, WHERE, f"max_memory[{key!r}]", value)
     cpu, disk = memory.pop("cpu", 0), memory.pop(DISK, None)
     blocks = _blocks(model, names, dtype, special or {})
     if not memory:  # all blocks compute on the CPU
@@ -205,17 +227,22 @@ def planned_map(
     rests: dict[str, Any] = {"offload": offload, "tiers": used, "offload_buffers": offload_buffers}
     plan = plan_blocks(blocks, devices, training=training, **rests)
     notes = [note for note in plan.notes if note != ESTIMATED]  # at the rates of these devices
-    plan = replace(plan, notes=(*notes, _TIMES, _rates(plan, reading, measure)))
-    entries = {**plan.device_map, **plan.offloaded}
-    made = {name: entries[name or _WHOLE] for name in names}
-    return DeviceMap({**made, **_remaining(model, made, plan)}, plan)
-
-
-def _rates(plan: BlockPlan, reading: Rate, measure: bool) -> str:
     copied = [torch.device(share.device) for share in plan.devices if share.offloaded]
-    disk = reading if DISK in plan.offloaded.values() else None
-    used = [torch.device(share.device) for share in plan.devices if share.blocks]
-    return rates_note(used, copied, disk, measure=measure)
+    computing = [torch.device(share.device) for share in plan.devices if share.blocks]
+    times = rates_note(computing, copied, reading if DISK in plan.offloaded.values() else None, measure=measure)
+    plan = replace(plan, notes=(*notes, _TIMES, times))
+    entries = {**plan.device_map, **plan.offloaded}
+    made: dict[str, Any] = {name: entries[name or _WHOLE] for name in names}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    known = {id(tensor): made[block] for name, tensor in named if (block := block_around(name, made)) is not None}
+    # Tensors outside of blocks, with their devices: of the same tensor in a block, or of the next block.
+    outside = {}
+    for name, tensor in named:
+        if block_around(name, made) is None:
+            prefix = name.rpartition(".")[0]
+            inside = next((name for name in made if name.startswith(f"{prefix}." if prefix else "")), next(iter(made)))
+            outside[name] = known.get(id(tensor), plan.device_map[inside])
+    return DeviceMap({**made, **outside}, plan)
 
 
 def _in_order(model: nn.Module, names: Sequence[str], inputs: Sequence[Any] | Mapping[str, Any]) -> list[str]:
@@ -278,49 +305,6 @@ def _blocks(
     ]
 
 
-def _remaining(model: nn.Module, made: Mapping[str, Any], plan: BlockPlan) -> dict[str, Any]:
-    """Return entries for tensors outside of all blocks, and for other names of those inside: they stay on a device."""
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    known = {id(tensor): made[block] for name, tensor in named if (block := block_around(name, made)) is not None}
-    blocks = {}
-    for name, tensor in named:
-        if block_around(name, made) is None:
-            prefix = name.rpartition(".")[0]
-            inside = next((name for name in made if name.startswith(f"{prefix}." if prefix else "")), next(iter(made)))
-            blocks[name] = known.get(id(tensor), plan.device_map[inside])
-    return blocks
-
-
 def _nbytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
     kept = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
     return tensor.numel() * kept.itemsize
-
-
-def _memory(max_memory: Any) -> dict[str, int | None]:
-    """Return the bytes of each device and tier by name."""
-    if max_memory is None:
-        return _memory_here()
-    fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
-    check(ConfigError, WHERE, "max_memory", max_memory, fits, "bytes for each device", "{0: '20GiB', 'cpu': '60GiB'}")
-    made: dict[str, int | None] = {}
-    for key, value in max_memory.items():
-        device = device_in_map(WHERE, key, "max_memory")
-        if device == torch.device("meta"):
-            raise ConfigError(f"{WHERE}max_memory has 'meta', which cannot compute", hint="name a device, such as 0")
-        name = device if isinstance(device, str) else str(device)
-        if name in made:
-            raise ConfigError(f"{WHERE}max_memory has {name} twice", hint="name each device once")
-        made[name] = None if value is None else memory_size(ConfigError, WHERE, f"max_memory[{key!r}]", value)
-    return made
-
-
-def _memory_here() -> dict[str, int | None]:
-    """Return the free memory of torch's accelerator, and half of the host's free memory."""
-    made: dict[str, int | None] = {}
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is not None and hasattr(module := torch.get_device_module(found), "mem_get_info"):
-        for i in range(module.device_count()):
-            free, total = module.mem_get_info(i)
-            made[f"{found.type}:{i}"] = free if total else None
-    made["cpu"] = host_memory()[1] // 2
-    return made

@@ -43,7 +43,14 @@ def placed_blocks(
     Raises:
         ConfigError: The map splits a module that computes as a whole.
     """
-    names = find_blocks(model, no_split, _divided(devices))
+    found = set()
+    for name, value in devices.items():
+        while name:
+            name = name.rpartition(".")[0]
+            entry = entry_for(name, devices)
+            if entry is None or devices[entry] != value:
+                found.add(name)
+    names = find_blocks(model, no_split, found)
     if order is not None:
         names = order(names)
     elif all(name in devices for name in names):  # a planned map, which is in the order of computation
@@ -114,18 +121,6 @@ def checked_names(where: str, name: str, names: Any) -> tuple[str, ...]:
     names = (names,) if isinstance(names, str) and names else names
     fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
     return tuple(check(ConfigError, where, name, () if names is None else names, fits, "a list of names", "['mask']"))
-
-
-def _divided(devices: Mapping[str, Any]) -> set[str]:
-    """Return the names of modules whose parts have different entries in a map."""
-    found = set()
-    for name, value in devices.items():
-        while name:
-            name = name.rpartition(".")[0]
-            entry = entry_for(name, devices)
-            if entry is None or devices[entry] != value:
-                found.add(name)
-    return found
 
 
 def _values(

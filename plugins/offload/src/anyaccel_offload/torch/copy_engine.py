@@ -90,7 +90,10 @@ class CopyEngine:
         with torch.inference_mode(False), torch.no_grad():
             flat = self._pool.lease(nbytes) if self._module is None else self._empty(nbytes)
             if all(isinstance(part, PinnedPart) for part in parts) and self.has_streams:
-                return Arrival(flat, self._on_stream(lambda: _copy_all(parts, flat, True)), compute=self._current)
+                self._into.wait_event(self._current().record_event())
+                with self._module.stream(self._into):
+                    _copy_all(parts, flat, True)
+                return Arrival(flat, self._into.record_event(), compute=self._current)
             ready = self._current().record_event() if self.has_streams else None
             if nbytes <= INLINE:
                 return Arrival(flat, self._by_chunks(parts, flat, ready), compute=self._current)
@@ -130,13 +133,6 @@ class CopyEngine:
         with translate_errors(f"{nbytes} bytes of weights on {self.device}"):
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def _on_stream(self, work: Callable[[], object]) -> Any:
-        """Return the event after copies on the copy stream, which start after all computation so far."""
-        self._into.wait_event(self._current().record_event())
-        with self._module.stream(self._into):
-            work()
-        return self._into.record_event()
-
     def _by_chunks(self, parts: Sequence[Part], flat: Tensor, ready: Any) -> Any:
         """Copy from files and any memory, in the copy thread or directly."""
         with torch.inference_mode(False), torch.no_grad():
@@ -157,17 +153,15 @@ class CopyEngine:
         first, size = part.extent.offset, part.extent.nbytes
         for begin in range(0, size, _CHUNK):
             count = min(_CHUNK, size - begin)
-            buffer, event = self._next_buffer()
+            if len(self._ring) < 2:
+                buffer, event = self._pinned.staging(_CHUNK), None
+            else:
+                buffer, event = self._ring.pop(0)
             if event is not None:
                 event.synchronize()
             part.read_bytes(begin, buffer[:count])
             flat[first + begin : first + begin + count].copy_(buffer[:count], non_blocking=True)
             self._ring.append((buffer, self._into.record_event()))
-
-    def _next_buffer(self) -> tuple[Tensor, Any]:
-        if len(self._ring) < 2:
-            return self._pinned.staging(_CHUNK), None
-        return self._ring.pop(0)
 
 
 def _copy_all(parts: Sequence[Part], flat: Tensor, non_blocking: bool) -> None:

@@ -267,7 +267,11 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
     if loaded_to is not None:  # a map that splits a module is refused before anything is read
         whole = _whole_classes(where, no_split_module_classes, preload_module_classes)
         placed_blocks(model, loaded_to, None, whole, where=where)
-    if loaded_to is not None and offload_folder is not None and not _is_safetensors(where, checkpoint):
+    if (
+        loaded_to is not None
+        and offload_folder is not None
+        and not all(isinstance(entry, FileTensor) for entry in open_checkpoint(where, checkpoint).values())
+    ):
         checked_folder(where, offload_folder)
         loaded_to = {name: _CPU if value == DISK else value for name, value in loaded_to.items()}
     load_checkpoint_in_model(model, checkpoint, loaded_to, dtype=dtype, keep_in_fp32=keep_in_fp32, strict=strict)
@@ -298,10 +302,6 @@ def _planned(
     fits = ("auto", "balanced", "balanced_low_0", "sequential").__contains__
     check(ConfigError, where, "device_map", how, fits, "a mapping, 'auto', 'balanced' or 'sequential'", "'auto'")
     return infer_auto_device_map(model, max_memory, no_split, dtype, offload_buffers=offload_buffers)
-
-
-def _is_safetensors(where: str, checkpoint: Any) -> bool:
-    return all(isinstance(entry, FileTensor) for entry in open_checkpoint(where, checkpoint).values())
 
 
 def put_blocks(

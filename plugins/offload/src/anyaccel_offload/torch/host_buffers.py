@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,16 @@ class PinnedMemory:
 
     def __init__(self, device: torch.device, budget: int) -> None:
         self.budget, self.used, self.peak = budget, 0, 0
-        self._make, self._rounds = _maker(device)
+        if device.type == "cpu":
+            self._make, self._rounds = None, False
+        else:
+            module = torch.get_device_module(device)
+            if hasattr(module, "pinned_empty"):
+                self._make, self._rounds = module.pinned_empty, False
+            elif not hasattr(module, "Stream"):
+                self._make, self._rounds = None, False
+            else:
+                self._make, self._rounds = lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), True
         self._lock = threading.RLock()  # memory is freed in any place where Python frees an object
 
     def empty(self, nbytes: int) -> tuple[Tensor, bool]:
@@ -67,18 +75,6 @@ class PinnedMemory:
             self.used -= nbytes
 
 
-def _maker(device: torch.device) -> tuple[Any, bool]:
-    """Return a function that allocates pinned memory for copies to a device, or None; and whether it rounds sizes."""
-    if device.type == "cpu":
-        return None, False
-    module = torch.get_device_module(device)
-    if hasattr(module, "pinned_empty"):
-        return module.pinned_empty, False
-    if not hasattr(module, "Stream"):
-        return None, False
-    return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), True
-
-
 class BufferPool:
     """Host memory that is reused when no tensor holds it; the system would clear new memory each time.
 
@@ -95,19 +91,17 @@ class BufferPool:
     def lease(self, nbytes: int) -> Tensor:
         """Return memory that goes to the pool when its last tensor is freed."""
         with self._lock:
-            buffer = self._take(nbytes)
+            fitting = [buffer for buffer in self._free if nbytes <= buffer.nbytes <= 2 * nbytes]
+            chosen = min(fitting, key=lambda buffer: buffer.nbytes, default=None)
+            if chosen is None:
+                buffer = aligned_empty((nbytes,), np.dtype(np.uint8))
+            else:
+                self._free = [buffer for buffer in self._free if buffer is not chosen]
+                self._kept -= chosen.nbytes
+                buffer = chosen
         made = torch.from_numpy(buffer[:nbytes]) if nbytes else torch.empty(0, dtype=torch.uint8)
         weakref.finalize(made.untyped_storage(), self._give_back, buffer).atexit = False
         return made
-
-    def _take(self, nbytes: int) -> np.ndarray:
-        fitting = [buffer for buffer in self._free if nbytes <= buffer.nbytes <= 2 * nbytes]
-        chosen = min(fitting, key=lambda buffer: buffer.nbytes, default=None)
-        if chosen is None:
-            return aligned_empty((nbytes,), np.dtype(np.uint8))
-        self._free = [buffer for buffer in self._free if buffer is not chosen]
-        self._kept -= chosen.nbytes
-        return chosen
 
     def _give_back(self, buffer: np.ndarray) -> None:
         with self._lock:

@@ -41,14 +41,12 @@ class MovedInputs:
                 return value
             return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         if isinstance(value, Mapping):
-            return self._mapping(value, device, skipped)
+            moved = {key: item if key in skipped else self.to(item, device) for key, item in value.items()}
+            if all(moved[key] is item for key, item in value.items()):
+                return value
+            of_type: Any = type(value)
+            return moved if of_type is dict else of_type(moved)
         return value
-
-    def _mapping(self, value: Any, device: torch.device, skipped: Collection[str]) -> Any:
-        made = {key: item if key in skipped else self.to(item, device) for key, item in value.items()}
-        if all(made[key] is item for key, item in value.items()):
-            return value
-        return made if type(value) is dict else type(value)(made)
 
     def _tensor(self, value: Tensor, device: torch.device) -> Tensor:
         if value.requires_grad or value.is_inference():

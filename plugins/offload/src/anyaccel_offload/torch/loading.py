@@ -91,59 +91,23 @@ def load_checkpoint_in_model(
             everything.
         OutOfMemoryError: A device is full.
     """
-    islands = _checked(model, keep_in_fp32, strict)
+    check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
+    flag(ConfigError, WHERE, "strict", strict)
+    fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
+    islands = tuple(check(ConfigError, WHERE, "keep_in_fp32", keep_in_fp32, fits, "a list of names", "['norm']") or ())
     wanted = named_dtype(WHERE, dtype)
     places = {} if device_map is None else checked_map(WHERE, model, device_map)
     for value in places.values():
         check_is_there(WHERE, value)
     saved = open_checkpoint(WHERE, checkpoint)
-    targets = _targets(model)
-    chosen, report = _matched(model, saved, targets, strict)
-    for target, source in chosen:
-        # A tensor that the checkpoint has under several names must be the same under each.
-        for name in target.names:
-            other = saved.get(name)
-            if other is not None and other is not source and not source.has_values_of(other):
-                raise StateError(
-                    f"{WHERE}{', '.join(target.names)} are one tensor in the model, but differ in the checkpoint",
-                    hint="build the model without the tie, for example with tie_word_embeddings=False",
-                )
-    for target, source in sorted(chosen, key=lambda pair: _position(pair[1])):
-        place = places[entry_for(target.names[0], places) or ""] if places else None
-        _load(model, target, source, place, _dtype_for(target, wanted, islands))
-    return report
-
-
-load_checkpoint = load_checkpoint_in_model
-
-
-def _checked(model: Any, keep_in_fp32: Any, strict: Any) -> tuple[str, ...]:
-    """Check the arguments, and return the names to keep in float32."""
-    check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
-    flag(ConfigError, WHERE, "strict", strict)
-    return _names("keep_in_fp32", keep_in_fp32)
-
-
-def _names(name: str, names: Any) -> tuple[str, ...]:
-    fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
-    return tuple(check(ConfigError, WHERE, name, names, fits, "a list of names", "['norm']") or ())
-
-
-def _targets(model: nn.Module) -> list[_Target]:
-    """Return the parameters and persistent buffers of a model, each once, with all its names in a `state_dict`."""
     found: dict[int, _Target] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             problem = f"{WHERE}{name} of {type(model).__name__} is {type(value).__name__}, not a tensor"
             raise StateError(problem, hint="load this model with model.load_state_dict")
         found.setdefault(id(value), _Target(tensor=value)).names.append(name)
-    return list(found.values())
-
-
-def _matched(
-    model: nn.Module, saved: Mapping[str, SavedTensor], targets: list[_Target], strict: bool
-) -> tuple[list[tuple[_Target, SavedTensor]], LoadedCheckpoint]:
-    """Match saved tensors with the model's tensors, and list the names that do not match."""
+    targets = list(found.values())
+    # Match saved tensors with the model's tensors, and list the names that do not match
     chosen, missing, mismatched = [], [], {}
     for target in targets:
         source = next((saved[name] for name in target.names if name in saved), None)
@@ -165,7 +129,22 @@ def _matched(
         raise StateError(problem, hint="use the checkpoint of this model, or load the matching parts with strict=False")
     if problem:
         warnings.warn(printable(problem), UserWarning, stacklevel=3)
-    return chosen, report
+    for target, source in chosen:
+        # A tensor that the checkpoint has under several names must be the same under each.
+        for name in target.names:
+            other = saved.get(name)
+            if other is not None and other is not source and not source.has_values_of(other):
+                raise StateError(
+                    f"{WHERE}{', '.join(target.names)} are one tensor in the model, but differ in the checkpoint",
+                    hint="build the model without the tie, for example with tie_word_embeddings=False",
+                )
+    for target, source in sorted(chosen, key=lambda pair: _position(pair[1])):
+        place = places[entry_for(target.names[0], places) or ""] if places else None
+        _load(model, target, source, place, _dtype_for(target, wanted, islands))
+    return report
+
+
+load_checkpoint = load_checkpoint_in_model
 
 
 def _kind(dtype: torch.dtype) -> object:
@@ -180,14 +159,9 @@ def _position(source: SavedTensor) -> tuple[str, int]:
 def _dtype_for(target: _Target, dtype: torch.dtype | None, islands: tuple[str, ...]) -> torch.dtype:
     if not target.tensor.dtype.is_floating_point:
         return target.tensor.dtype
-    if any(_is_within(name, island) for name in target.names for island in islands):
+    if any(f".{island}." in f".{name}." for name in target.names for island in islands):
         return torch.float32
     return dtype or target.tensor.dtype
-
-
-def _is_within(name: str, island: str) -> bool:
-    """Return whether an island's parts occur one by one in the parts of a name."""
-    return f".{island}." in f".{name}."
 
 
 def _load(

@@ -66,7 +66,23 @@ class TorchOffload(OffloadModels):
                 hint="leave device_map, max_memory and offload out of the node, or call remove_offload(model)",
             )
         order = BlockOrder(model, request)
-        entries = _entries(model, device, request, self.backend.native_device, order)
+        if request.device_map is not None:
+            entries = {
+                name: _native_text(value, self.backend.native_device) for name, value in request.device_map.items()
+            }
+        else:
+            own = {str(device): request.free.get(str(device))}
+            wanted: Mapping[str, int | None] = own if request.max_memory is None else request.max_memory
+            tiers = {tier: request.free.get(tier) for tier in ("cpu", DISK) if tier not in wanted}
+            memory = {
+                _native_text(name, self.backend.native_device): size for name, size in {**wanted, **tiers}.items()
+            }
+            names = find_blocks(model)
+            if not names:
+                raise ConfigError(
+                    f"{WHERE}this {type(model).__name__} has no weights", hint="pass a module with parameters"
+                )
+            entries = planned_map(model, order(names), memory, offload=request.offload, training=request.training)
         blocks = _blocks(model, entries, self.backend.native_device(device), order)
         # Weights on disk are already in safetensors files, and are not trained.
         on_disk = [block.name for block in blocks if block.tier == DISK]
@@ -121,22 +137,6 @@ def _places(plan: OffloadPlan, native: Native) -> list[BlockPlace]:
     return [BlockPlace(name=block.name, device=native(block.device), tier=block.tier) for block in plan.blocks]
 
 
-def _entries(
-    model: nn.Module, device: Device, request: OffloadRequest, native: Native, order: BlockOrder
-) -> Mapping[str, str]:
-    """Return the requested map, or a planned one, with torch's names of devices."""
-    if request.device_map is not None:
-        return {name: _native_text(value, native) for name, value in request.device_map.items()}
-    own = {str(device): request.free.get(str(device))}
-    wanted: Mapping[str, int | None] = own if request.max_memory is None else request.max_memory
-    tiers = {tier: request.free.get(tier) for tier in ("cpu", DISK) if tier not in wanted}
-    memory = {_native_text(name, native): size for name, size in {**wanted, **tiers}.items()}
-    names = find_blocks(model)
-    if not names:
-        raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="pass a module with parameters")
-    return planned_map(model, order(names), memory, offload=request.offload, training=request.training)
-
-
 def _blocks(
     model: nn.Module, device_map: Mapping[str, str], device: torch.device, order: BlockOrder
 ) -> list[BlockPlace]:
@@ -181,9 +181,18 @@ def _described(
     for block, size in zip(blocks, sizes, strict=True):
         seconds = passes * size / _tier_rate(block, disk) if block.tier else 0.0
         copy[block.device] = copy.get(block.device, 0.0) + seconds
+    stays, staging = dict.fromkeys((str(block.device) for block in made), 0), dict[str, int]()
+    for placed in made:
+        name = str(placed.device)
+        if placed.tier:
+            staging[name] = max(staging.get(name, 0), slots.get(name, 2) * placed.nbytes)
+        else:
+            stays[name] += placed.nbytes
+    tied = {id(place.tensor): place.tensor for place in places(model) if id(place.tensor) in shared}
+    stays[str(made[0].device)] += sum(tensor.numel() * tensor.dtype.itemsize for tensor in tied.values())
     return OffloadPlan(
         blocks=tuple(made),
-        device_bytes=_on_devices(model, made, shared, slots),
+        device_bytes={name: size + staging.get(name, 0) for name, size in stays.items()},
         slots=slots,
         copy_seconds=max(copy.values()),
         compute_seconds=sum(
@@ -191,22 +200,6 @@ def _described(
         ),
         notes=(*_notes(blocks, disk), *notes),
     )
-
-
-def _on_devices(
-    model: nn.Module, blocks: Sequence[PlacedBlock], shared: set[int], slots: Mapping[str, int]
-) -> dict[str, int]:
-    """Return the bytes on each device: weights that stay, and the slots for its largest streamed block."""
-    stays, staging = dict.fromkeys((str(block.device) for block in blocks), 0), dict[str, int]()
-    for block in blocks:
-        name = str(block.device)
-        if block.tier:
-            staging[name] = max(staging.get(name, 0), slots.get(name, 2) * block.nbytes)
-        else:
-            stays[name] += block.nbytes
-    tied = {id(place.tensor): place.tensor for place in places(model) if id(place.tensor) in shared}
-    stays[str(blocks[0].device)] += sum(tensor.numel() * tensor.dtype.itemsize for tensor in tied.values())
-    return {name: size + staging.get(name, 0) for name, size in stays.items()}
 
 
 def _nbytes(model: nn.Module, block: str, shared: set[int]) -> int:

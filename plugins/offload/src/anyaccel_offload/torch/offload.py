@@ -63,7 +63,13 @@ class _Home:
         if stays_in_file or (self.tensor.device == device and not isinstance(self.tensor, StoredTensor)):
             return
         with torch.no_grad(), translate_errors(f"{self.where[0].name} on {device}"):
-            made = _moved(self.tensor, device)
+            tensor, made = self.tensor, self.tensor
+            if isinstance(tensor, StoredTensor):
+                made = nn.Parameter(tensor.read().to(device), requires_grad=tensor.requires_grad)
+            elif isinstance(tensor, nn.Parameter):
+                made = nn.ParameterList([tensor]).to(device)[0]
+            else:
+                made = tensor.to(device)
         for place in self.where:
             vars(place.module)[place.kind][place.key] = made
 
@@ -99,13 +105,27 @@ class Offload:
         attach: bool = True,
     ) -> None:
         self.blocks = tuple(blocks)
-        self._check(model)
+        for inner in model.modules():
+            if inner in offloads:
+                raise StateError(f"this {type(inner).__name__} is already offloaded", hint="call remove_offload first")
+        check_values("", model)
         self._model = weakref.ref(model)
         self._offload_buffers = offload_buffers
         self.pinned: dict[torch.device, PinnedMemory] = {}
         self.stagings: dict[torch.device, Staging] = {}
         self._handles: list[RemovableHandle] = []
-        self._place_tensors(model)
+        # Move each tensor to its place; tensors of several blocks, or of none, stay on a device
+        homes: dict[int, _Home] = {}
+        by_name = {place.name: place for place in self.blocks}
+        for where in places(model):
+            block, is_inside = self._block_of(where.name, by_name)
+            home = homes.setdefault(id(where.tensor), _Home(tensor=where.tensor))
+            home.where.append(where)
+            home.blocks[block.name if is_inside else ""] = block
+            follows = where.kind == "_parameters" or self._offload_buffers
+            home.stays |= not (is_inside and block.tier and follows)
+        for home in homes.values():
+            home.settle()
         # The blocks with tensors outside of their device.
         counts: dict[torch.device, int] = {}
         made = {}
@@ -123,46 +143,22 @@ class Offload:
             here = [block for block in streamed.values() if self.device_of(block.name) == device]
             self._add_staging(device, here, pinned_memory, (slots or {}).get(device, 2))
         if attach:
-            self._attach(model, streamed, skipped)
+            passes = Passes(tuple(self.stagings.values()))
+            for place in self.blocks:
+                module = model.get_submodule(place.name)
+                hook = OffloadHook(passes, place.device, skipped)
+                if place.name in streamed:
+                    staging, of_block = self.stagings[place.device], streamed[place.name]
+                    hook = BlockHook(passes, place.device, skipped, staging=staging, block=of_block)
+                self._handles += hook.attach(module)
+            for name in _scopes([place.name for place in self.blocks]):
+                prefix = f"{name}." if name else ""
+                device = next(
+                    place.device for place in self.blocks if place.name.startswith(prefix) or place.name == name
+                )
+                self._handles += ScopeHook(passes, device, skipped).attach(model.get_submodule(name))
         offloads[model] = self
-        self._guard(model)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the first block, for inputs."""
-        return self.blocks[0].device
-
-    def device_of(self, name: str) -> torch.device:
-        """Return the device that computes a block."""
-        return next(place.device for place in self.blocks if place.name == name)
-
-    def adopt(self, handles: Sequence[RemovableHandle]) -> None:
-        """Add hooks that `remove` removes with the others."""
-        self._handles += handles
-
-    def remove(self) -> None:
-        """Remove the hooks; weights stay in their places.
-
-        Raises:
-            StateError: A thread is calling the model.
-        """
-        for staging in self.stagings.values():
-            staging.close()
-        for handle in self._handles:
-            handle.remove()
-        model = self._model()
-        if model is not None:
-            offloads.pop(model, None)
-            for name in ("_apply", "save_pretrained"):
-                vars(model).pop(name, None)
-            for module, name in _shown(model):
-                vars(module).pop(name, None)
-
-    def _guard(self, model: nn.Module) -> None:
-        """Let the model refuse to be moved while its weights are copied, and save also the weights that are in files.
-
-        The functions are attributes of the model and not of its class, and hold no reference to it.
-        """
+        # Let the model refuse to be moved while its weights are copied, and save also the weights that are in files
         reference = weakref.ref(model)
         plain: Any = type(model)
         devices = {place.device for place in self.blocks}
@@ -201,27 +197,38 @@ class Offload:
             signature = inspect.signature(plain.save_pretrained)
             vars(model)["save_pretrained"] = save_pretrained
 
-    def _check(self, model: nn.Module) -> None:
-        for inner in model.modules():
-            if inner in offloads:
-                raise StateError(f"this {type(inner).__name__} is already offloaded", hint="call remove_offload first")
-        check_values("", model)
+    @property
+    def device(self) -> torch.device:
+        """The device of the first block, for inputs."""
+        return self.blocks[0].device
+
+    def device_of(self, name: str) -> torch.device:
+        """Return the device that computes a block."""
+        return next(place.device for place in self.blocks if place.name == name)
+
+    def adopt(self, handles: Sequence[RemovableHandle]) -> None:
+        """Add hooks that `remove` removes with the others."""
+        self._handles += handles
+
+    def remove(self) -> None:
+        """Remove the hooks; weights stay in their places.
+
+        Raises:
+            StateError: A thread is calling the model.
+        """
+        for staging in self.stagings.values():
+            staging.close()
+        for handle in self._handles:
+            handle.remove()
+        model = self._model()
+        if model is not None:
+            offloads.pop(model, None)
+            for name in ("_apply", "save_pretrained"):
+                vars(model).pop(name, None)
+            for module, name in _shown(model):
+                vars(module).pop(name, None)
 
     # -- places of tensors ---------------------------------------------------------------------------------------------
-
-    def _place_tensors(self, model: nn.Module) -> None:
-        """Move each tensor to its place; tensors of several blocks, or of none, stay on a device."""
-        homes: dict[int, _Home] = {}
-        by_name = {place.name: place for place in self.blocks}
-        for where in places(model):
-            block, is_inside = self._block_of(where.name, by_name)
-            home = homes.setdefault(id(where.tensor), _Home(tensor=where.tensor))
-            home.where.append(where)
-            home.blocks[block.name if is_inside else ""] = block
-            follows = where.kind == "_parameters" or self._offload_buffers
-            home.stays |= not (is_inside and block.tier and follows)
-        for home in homes.values():
-            home.settle()
 
     def _block_of(self, name: str, by_name: Mapping[str, BlockPlace]) -> tuple[BlockPlace, bool]:
         """Return the block of a tensor, and True; for a tensor outside of blocks the next in its module, and False."""
@@ -243,20 +250,6 @@ class Offload:
         pool.limit = self.stagings[device].capacity
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
-
-    def _attach(self, model: nn.Module, streamed: Mapping[str, StreamedBlock], skipped: Collection[str]) -> None:
-        passes = Passes(tuple(self.stagings.values()))
-        for place in self.blocks:
-            module = model.get_submodule(place.name)
-            hook = OffloadHook(passes, place.device, skipped)
-            if place.name in streamed:
-                staging, block = self.stagings[place.device], streamed[place.name]
-                hook = BlockHook(passes, place.device, skipped, staging=staging, block=block)
-            self._handles += hook.attach(module)
-        for name in _scopes([place.name for place in self.blocks]):
-            prefix = f"{name}." if name else ""
-            device = next(place.device for place in self.blocks if place.name.startswith(prefix) or place.name == name)
-            self._handles += ScopeHook(passes, device, skipped).attach(model.get_submodule(name))
 
 
 @call_hints
@@ -305,16 +298,6 @@ def _scopes(blocks: Sequence[str]) -> list[str]:
             name = name.rpartition(".")[0]
             found.add(name)
     return sorted(found, key=lambda each: (-each.count("."), not each, each))
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device; a parameter stays the same object if torch supports it."""
-    if isinstance(tensor, StoredTensor):
-        return nn.Parameter(tensor.read().to(device), requires_grad=tensor.requires_grad)
-    if isinstance(tensor, nn.Parameter):
-        moved: Tensor = nn.ParameterList([tensor]).to(device)[0]
-        return moved
-    return tensor.to(device)
 
 
 def show_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:

@@ -257,7 +257,15 @@ class Staging:
 
     def _fetched(self, key: Key, block: StreamedBlock, run: ForwardPass) -> Staged:
         """Wait for the weights of a block and return them; begin to copy those of the next."""
-        plan = self._plan(key, run)
+        plan: tuple[StreamedBlock, ...] = (self.blocks[key[1]],)
+        if run.ahead:
+            if run.last is not None and self._following(run.last) != key:
+                self._next[run.last] = key
+                self._plans.clear()
+            run.last = key
+            if key not in self._plans:
+                self._plans[key] = self._made_plan(key)
+            plan = self._plans[key]
         self._drop(lambda other, staged: other not in plan)
         staged = self._staged.get(block)
         if staged is not None and not staged.is_fresh(block) and not block.users:
@@ -294,18 +302,6 @@ class Staging:
             if not block.users and chosen(block, staged):
                 staged.arrival.abandon()
                 del self._staged[block]
-
-    def _plan(self, key: Key, run: ForwardPass) -> tuple[StreamedBlock, ...]:
-        """Return the blocks to have on the device: the current one, and those that follow."""
-        if not run.ahead:
-            return (self.blocks[key[1]],)
-        if run.last is not None and self._following(run.last) != key:
-            self._next[run.last] = key
-            self._plans.clear()
-        run.last = key
-        if key not in self._plans:
-            self._plans[key] = self._made_plan(key)
-        return self._plans[key]
 
     def _made_plan(self, key: Key) -> tuple[StreamedBlock, ...]:
         made = [self.blocks[key[1]]]
@@ -410,7 +406,11 @@ def uploaded(
     """
 
     def returned(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        leaving = [i for i, grad in enumerate(grads) if grad is not None and _leaves(grad, rest.leaves[i])]
+        leaving = [
+            i
+            for i, grad in enumerate(grads)
+            if grad is not None and rest.leaves[i].device.type == "cpu" != grad.device.type
+        ]
         arrived = [g if g is None or i in leaving else g.to(rest.leaves[i].device) for i, g in enumerate(grads)]
         if leaving:
             hosts, rest.ticket.wait = engine.to_host([grads[i] for i in leaving])  # type: ignore[misc]
@@ -422,11 +422,6 @@ def uploaded(
     upload: Any = _Upload.apply
     made: tuple[Tensor, ...] = upload(views, returned, *rest.leaves)
     return made
-
-
-def _leaves(grad: Tensor, leaf: Tensor) -> bool:
-    """Return whether a gradient goes from a device to host memory."""
-    return leaf.device.type == "cpu" != grad.device.type
 
 
 class SavedWeight(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyaccel.errors import CapabilityError, StateError
 from anyaccel_offload.torch.host_buffers import PinnedMemory
 from anyaccel_offload.torch.stored_tensor import StoredTensor
-from anyaccel_offload.torch.weight_sources import Extent, FilePart, Part, PinnedPart, TensorPart, extent_of
+from anyaccel_offload.torch.weight_sources import FilePart, Part, PinnedPart, TensorPart, extent_of
 
 _ALIGNMENT = 64
 
@@ -76,10 +76,17 @@ class StreamedBlock:
         self._recurrent = [it for it in {m.module: None for m in self.members} if isinstance(it, nn.RNNBase)]
         buffers = {id(member.rest) for member in self.members if member.kind == "_buffers"}
         self.buffers = [i for i, tensor in enumerate(self.tensors) if id(tensor) in buffers]
-        counted = [i for i, tensor in enumerate(self.tensors) if _counts_writes(tensor)]
+        counted = [
+            i
+            for i, tensor in enumerate(self.tensors)
+            if not isinstance(tensor, StoredTensor) and not tensor.is_inference()
+        ]
         self._counted = [self.tensors[i] for i in counted if i not in self.buffers]
         self._counted_buffers = [self.tensors[i] for i in counted if i in self.buffers]
-        self.parts: list[Part] = [_part(t, extent) for t, extent in zip(self.tensors, self._extents, strict=True)]
+        self.parts: list[Part] = [
+            FilePart(extent, t) if isinstance(t, StoredTensor) else TensorPart(extent, t)
+            for t, extent in zip(self.tensors, self._extents, strict=True)
+        ]
         self.users, self.training = 0, False
 
     def pin(self, pinned: PinnedMemory) -> bool:
@@ -166,11 +173,3 @@ class StreamedBlock:
         for module in self._recurrent:  # these keep their weights in a list as well
             names = vars(module)["_flat_weights_names"]
             vars(module)["_flat_weights"] = [vars(module)["_parameters"].get(name) for name in names]
-
-
-def _part(tensor: Tensor, extent: Extent) -> Part:
-    return FilePart(extent, tensor) if isinstance(tensor, StoredTensor) else TensorPart(extent, tensor)
-
-
-def _counts_writes(tensor: Tensor) -> bool:
-    return not isinstance(tensor, StoredTensor) and not tensor.is_inference()
