@@ -9,6 +9,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +30,25 @@ from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.fitted_model_loss import FittedModelLoss
 from anyaccel.fitting.labelled_data import LabelledData, labelled_data
 from anyaccel.fitting.model_loss import (
-    hint_at_own_loss,
     model_loss,
     refuse_other_loss,
-    refuse_table_settings,
+    rules_of_library,
     warn_of_copied_labels,
+    with_own_loss,
 )
 from anyaccel.fitting.tables import (
     Features,
     Preprocessing,
     TrainingData,
-    check_names,
+    class_labels,
+    column_names,
+    is_pair,
     is_table,
-    is_treated,
     loss_of_target,
     raw_table,
     readable,
-    refuse_position,
     training_data,
+    treatment_of,
     widths_of,
 )
 from anyaccel.fitting.written_code import recipe_of
@@ -87,91 +89,85 @@ def batch_size_for(n_rows: int) -> int:
     return int(min(max(2 ** round(math.log2(max(n_rows, 1) / _STEPS)), _LEAST_ROWS), _MOST_ROWS))
 
 
-class TableModel:
-    """The model of a fit: one that the user passed, or one that is built for the widths of the data.
-
-    Args:
-        model: A model; a name in `NAMES`; or a function or class of (n_features, n_outputs).
-        framework: Framework of a named model; None for the first one that is installed and has the accelerator.
-        accelerator: Accelerator of `fit`.
-
-    Attributes:
-        is_sized: Whether the model is built for the widths.
-        embeds: Whether the model takes category codes.
+def is_sized(model: Any, framework: str | None = None) -> bool:
+    """Return whether `fit` builds the model for the widths of the data: a name in `NAMES`, or a function or class of
+    (n_features, n_outputs).
 
     Raises:
-        PhaseError: The name is unknown, or `framework` is set for a model that already has one.
+        PhaseError: The name is unknown, or `framework` is set for a model that already has one; or the model is an
+            estimator that cannot learn in steps.
     """
+    is_function = isinstance(model, functools.partial) or inspect.isroutine(model)
+    is_class = isinstance(model, type) and not hasattr(model, "fit")  # the class of an estimator takes no widths
+    if isinstance(model, str) and model not in NAMES:
+        raise PhaseError(
+            f"fit has no model called {model!r}",
+            available=", ".join(NAMES),
+            hint=did_you_mean(model, NAMES, "write 'mlp', or pass a model of a framework"),
+        )
+    is_estimator = hasattr(model, "fit") and hasattr(model, "get_params") and hasattr(model, "set_params")
+    if is_estimator and not hasattr(model, "partial_fit"):
+        kind = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise PhaseError(
+            f"fit trains a model step by step, but a {kind} is an estimator that learns in one call",
+            hint="call its own fit, estimator.fit(x, y); in a graph with networks, use FitPhase(...)",
+        )
+    if framework is not None and not isinstance(model, str):
+        what = "a model, which already has a framework"
+        if is_function or is_class:
+            what = "a function that creates models of its own framework"
+        problem = f"fit has framework={framework!r} and {what}"
+        raise PhaseError(problem, hint="leave framework= out, or write fit('mlp', ...)")
+    return isinstance(model, str) or is_function or is_class
 
-    def __init__(self, model: Any, framework: str | None, accelerator: Any) -> None:
-        is_function = isinstance(model, functools.partial) or inspect.isroutine(model)
-        is_class = isinstance(model, type) and not hasattr(model, "fit")  # the class of an estimator takes no widths
-        self.is_sized, self.embeds = isinstance(model, str) or is_function or is_class, isinstance(model, str)
-        self._model, self._framework, self._accelerator = model, framework, accelerator
-        if isinstance(model, str) and model not in NAMES:
-            raise PhaseError(
-                f"fit has no model called {model!r}",
-                available=", ".join(NAMES),
-                hint=did_you_mean(model, NAMES, "write 'mlp', or pass a model of a framework"),
-            )
-        is_estimator = all(hasattr(model, name) for name in ("fit", "get_params", "set_params"))
-        if is_estimator and not hasattr(model, "partial_fit"):
-            kind = model.__name__ if isinstance(model, type) else type(model).__name__
-            raise PhaseError(
-                f"fit trains a model step by step, but a {kind} is an estimator that learns in one call",
-                hint="call its own fit, estimator.fit(x, y); in a graph with networks, use FitPhase(...)",
-            )
-        if framework is not None and not self.embeds:
-            what = (
-                "a function that creates models of its own framework"
-                if self.is_sized
-                else ("a model, which already has a framework")
-            )
-            problem = f"fit has framework={framework!r} and {what}"
-            raise PhaseError(problem, hint="leave framework= out, or write fit('mlp', ...)")
 
-    def made_for(self, prepared: TrainingData, losses: FitLosses) -> Any:
-        """Return the model for these data.
+def sized_model(
+    model: Any, framework: str | None, accelerator: Any, data: FeatureSet | Source, losses: FitLosses
+) -> Any:
+    """Return the model that a name, a function or a class makes for the widths of these data.
 
-        Raises:
-            PhaseError: The widths of the data are unknown, or the function does not return a model.
-        """
-        if not self.is_sized:
-            return self._model
-        data = prepared.data
-        if isinstance(data, Source):
-            raise PhaseError(
-                f"fit creates {_named(self._model)} for the widths of a table, but these data are a source of batches",
-                hint="pass the model itself, or a table",
+    Args:
+        model: A model for which `is_sized` is true.
+        framework: Framework of a named model; None for the first one that is installed and has the accelerator.
+        accelerator: Accelerator of `fit`.
+        data: Data of the fit.
+        losses: Losses of the fit.
+
+    Raises:
+        PhaseError: The widths of the data are unknown, or the function does not return a model.
+    """
+    if isinstance(data, Source):
+        raise PhaseError(
+            f"fit creates {_named(model)} for the widths of a table, but these data are a source of batches",
+            hint="pass the model itself, or a table",
+        )
+    widths = widths_of(data, losses.of)
+    n_outputs = sum(losses.n_classes(name, data) or 0 for name in data.targets)
+    n_outputs = n_outputs or widths.n_outputs
+    if isinstance(model, str):
+        make: Any = _framework_models(framework, accelerator)[NAMES[model]]
+        return make(widths.n_numbers, widths.cardinalities, n_outputs)
+    try:
+        made = model(widths.n_features, n_outputs)
+    except Exception as error:
+        if not isinstance(error, TypeError) or (error.__traceback__ and error.__traceback__.tb_next):
+            error.add_note(  # of an error inside the function
+                f"fit called {_named(model)} with {widths.n_features} and {n_outputs}, the numbers of "
+                "features and outputs, to create a model. Hint: if the function computes outputs from rows, pass "
+                "it as a model of its framework, with its parameters."
             )
-        widths = widths_of(data, losses.of)
-        n_outputs = sum(losses.n_classes(name, data) or 0 for name in data.targets)
-        n_outputs = n_outputs or widths.n_outputs
-        if isinstance(self._model, str):
-            make: Any = _framework_models(self._framework, self._accelerator)[NAMES[self._model]]
-            return make(widths.n_numbers, widths.cardinalities, n_outputs)
-        try:
-            made = self._model(widths.n_features, n_outputs)
-        except Exception as error:
-            if not isinstance(error, TypeError) or (error.__traceback__ and error.__traceback__.tb_next):
-                error.add_note(  # of an error inside the function
-                    f"fit called {_named(self._model)} with {widths.n_features} and {n_outputs}, the numbers of "
-                    "features and outputs, to create a model. Hint: if the function computes outputs from rows, pass "
-                    "it as a model of its framework, with its parameters."
-                )
-                raise
-            is_class = isinstance(self._model, type)
-            raise PhaseError(
-                f"{_named(self._model)} does not accept the widths of a model: {error}",
-                cause=f"fit calls it with {widths.n_features} features and {n_outputs} outputs",
-                hint=f"pass a model, {self._model.__name__}(), or lambda n_features, n_outputs: MODEL"
-                if is_class
-                else "write lambda n_features, n_outputs: MODEL, or pass the model itself",
-            ) from error
-        if made is None or isinstance(made, type):
-            problem = f"{_named(self._model)} returned {shown(made)} instead of a model"
-            raise PhaseError(problem, hint="return a model: lambda n_features, n_outputs: MODEL")
-        return made
+            raise
+        raise PhaseError(
+            f"{_named(model)} does not accept the widths of a model: {error}",
+            cause=f"fit calls it with {widths.n_features} features and {n_outputs} outputs",
+            hint=f"pass a model, {model.__name__}(), or lambda n_features, n_outputs: MODEL"
+            if isinstance(model, type)
+            else "write lambda n_features, n_outputs: MODEL, or pass the model itself",
+        ) from error
+    if made is None or isinstance(made, type):
+        problem = f"{_named(model)} returned {shown(made)} instead of a model"
+        raise PhaseError(problem, hint="return a model: lambda n_features, n_outputs: MODEL")
+    return made
 
 
 def _named(model: Any) -> str:
@@ -196,9 +192,18 @@ def _framework_models(framework: str | None, accelerator: Any) -> Any:
         return backend.models()
     installed = registry().frameworks
     others = [name for name in installed if name not in (*PREFERRED_FRAMEWORKS, _BUILT_IN)]
-    kind = None if accelerator == "auto" else _kind_of(accelerator)
+    kind = accelerator.kind if isinstance(accelerator, Device) else None
+    if isinstance(accelerator, str) and accelerator != "auto":
+        kind = accelerator.partition(":")[0]
     for name in (*PREFERRED_FRAMEWORKS, *others):
-        if name in installed and (kind is None or kind in registry().kinds(name)) and (models := _models_of(name)):
+        if name not in installed or (kind is not None and kind not in registry().kinds(name)):
+            continue
+        found = registry().find(name)
+        try:
+            models = found.models() if isinstance(found, Compute) else {}
+        except (ImportError, PluginError):  # only its plugin is installed
+            continue
+        if "TabularMLP" in models:
             return models
     if kind in (None, "cpu"):
         hint = install_line(distribution_for(PREFERRED_FRAMEWORKS[0]))
@@ -207,31 +212,7 @@ def _framework_models(framework: str | None, accelerator: Any) -> Any:
     return registry().computing(_BUILT_IN).models()
 
 
-def _kind_of(accelerator: Any) -> str | None:
-    if isinstance(accelerator, Device):
-        return accelerator.kind
-    return accelerator.partition(":")[0] if isinstance(accelerator, str) else None
-
-
-def _models_of(framework: str) -> Any:
-    """Return the models of a framework if it has TabularMLP; None if only its plugin is installed."""
-    backend = registry().find(framework)
-    try:
-        models = backend.models() if isinstance(backend, Compute) else {}
-    except (ImportError, PluginError):
-        return None
-    return models if "TabularMLP" in models else None
-
-
 # -- Wiring: which column feeds which argument of the model, and which loss compares which output and target -----------
-
-
-def feature_names(features: Features, targets: Names) -> Names:
-    """Return the columns to read as features; a target that a model takes by name stays a target."""
-    if not isinstance(features, Mapping):
-        return features
-    names = dict.fromkeys(name for columns in features.values() for name in names_of(columns))
-    return [name for name in names if name not in names_of(targets)]
 
 
 def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upstream | dict[str, Upstream]:
@@ -247,12 +228,11 @@ def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upst
     owners = registry().owners(model)
     signature = registry().computing(owners[0]).signature(model) if owners else None
     parameters = () if signature is None else signature.parameters.values()
-    named = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    needed = [parameter.name for parameter in named if parameter.default is parameter.empty]
+    needed = []
+    for parameter in parameters:
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_named and parameter.default is parameter.empty:
+            needed.append(parameter.name)
     if len(needed) < 2:
         return data.reference()
     missing = [name for name in needed if name not in data.features]
@@ -313,11 +293,11 @@ class FitLosses:
 
     def of(self, column: str) -> Loss | None:
         """Return the named loss that compares a target; None if it is a framework's own, or unknown."""
-        loss = self._by_target.get(column)
         for applied in self._applied:
-            compared = [name.partition(".")[2] for name in applied.inputs if not name.startswith("outputs")]
-            if loss is None and ("targets" in applied.inputs or column in compared):
-                loss = applied.loss
+            for name in applied.inputs:
+                if name == "targets" or (name.partition(".")[2] == column and not name.startswith("outputs")):
+                    return applied.loss if applied.loss.own is None else None
+        loss = self._by_target.get(column)
         return None if loss is None or loss.own is not None else loss
 
     def n_classes(self, column: str, data: FeatureSet) -> int | None:
@@ -336,24 +316,20 @@ class FitLosses:
         Raises:
             PhaseError: There are several, and the model has no outputs with these names.
         """
+        if self._applied:
+            return self._applied
         (label,), (node,) = graph.feature_sets, graph.nodes
-        missing = [
-            name
-            for name in self._by_target
-            if len(self._by_target) > 1 and f"{node}.{name}" not in graph.shapes.outputs[node]
-        ]
+        several = len(self._by_target) > 1
+        missing = [name for name in self._by_target if several and f"{node}.{name}" not in graph.shapes.outputs[node]]
         if missing:
-            names, outputs = (
-                [*self._by_target],
-                [output.partition(".")[2] or "one" for output in graph.shapes.outputs[node]],
-            )
+            names = [*self._by_target]
+            outputs = [output.partition(".")[2] or "one" for output in graph.shapes.outputs[node]]
             raise PhaseError(
                 f"fit: loss has {listed(self._by_target)}, but the model has no output {missing[0]!r}",
                 available=f"outputs: {listed(outputs)}",
                 hint=f"return a dict with these keys from the model, or name its outputs in order: outputs={names}",
             )
-        several = len(self._by_target) > 1
-        return self._applied or tuple(
+        return tuple(
             AppliedLoss(
                 loss, on="model", inputs=(f"outputs.{name}" if several else "outputs", f"{label}.{name}"), label=name
             )
@@ -508,8 +484,21 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             stacklevel=user_level(),
         )
     passed, data, validation = data, readable(data), readable(validation)
-    check_names(target=target, features=features)
-    refuse_position(target, data)
+    for name, value in {"target": target, "features": features, "group": group, "stratify": stratify}.items():
+        is_list = isinstance(value, list) and any(isinstance(item, Real) for item in value)
+        if is_list or (hasattr(value, "shape") and not hasattr(value, "columns")):
+            raise PhaseError(
+                f"fit: {name}= is the name of a column, and got the values of one",
+                hint=f"add them to the table, table['COLUMN'] = values, and write {name}='COLUMN'",
+            )
+    there = column_names(data) if isinstance(target, int) and is_table(data) and not is_pair(data) else None
+    if there:
+        column = there[target] if -len(there) <= target < len(there) else "COLUMN"
+        raise PhaseError(
+            f"fit: target={target!r} is a position, but target= is the name of a column",
+            available=f"columns: {listed(there)}",
+            hint=f"write target={column!r}",
+        )
     if isinstance(validation, str) and re.fullmatch(r"0?\.\d+", validation):
         problem = f"validation={validation!r} is text, not a share of the rows"
         raise PhaseError(problem, hint=f"write validation={validation}")
@@ -518,23 +507,38 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     defaults = MLP_DEFAULTS if isinstance(model, str) else DEFAULTS
     epochs = arguments.integer(PhaseError, "fit: ", "epochs", defaults["epochs"] if epochs is None else epochs, 0, 10)
     optimizer = defaults["optimizer"] if optimizer is None else optimizer
-    table_model = TableModel(model, framework, accelerator)
-    check_names(group=group, stratify=stratify)
+    is_named, builds_model = isinstance(model, str), is_sized(model, framework)
     of_rows: dict[str, Any] = {"sample_weight": sample_weight, "class_weights": class_weights, "group": group}
     of_rows["stratify"] = None if stratify is False else stratify
-    of_rows = {name: value for name, value in of_rows.items() if value is not None}
-    rows = EqualRows()
-    has_rules = loss is None and step is None and not table_model.is_sized
-    rules = model_loss(model) if has_rules else None
-    if loss is not None and step is None and not table_model.is_sized:
-        refuse_other_loss(model, loss, target)
-    evaluated = _split_of(validation) if isinstance(validation, EvalPhase) else validation
+    evaluated = validation
+    if isinstance(validation, EvalPhase):
+        evaluated = validation.data
+        if not isinstance(evaluated, str):
+            raise PhaseError(
+                f"fit: the validation {validation.label!r} has other data, but fit transforms only the training data",
+                available="the name of a split of the data",
+                hint="write validation=EvalPhase('LABEL', data='SPLIT'), or validation=TABLE with metrics=[...]",
+            )
+
+    # The data, and the model for them. Rules are those of a model that computes its own loss; `library_rules` those of
+    # one that is trained with another loss.
+    rules, library_rules, rows = None, None, None
+    if loss is not None:
+        library_rules = rules_of_library(model)
+        if library_rules is not None and step is None:
+            refuse_other_loss(library_rules, loss, target)
+    elif step is None and not builds_model:
+        rules = model_loss(model)
     prepared: TrainingData | LabelledData
     inputs: Any
     if rules is not None:
-        refuse_table_settings(
-            rules, scaler=scaler, preprocess=preprocess, drop=drop, categories=categories, embed=embed
-        )
+        treatments = {"scaler": scaler, "drop": drop or None, "categories": categories or None}
+        for name, value in (("preprocess", preprocess), ("embed", embed)):
+            treatments[name] = None if isinstance(value, str) and value == "auto" else value
+        for name, value in treatments.items():
+            if value is not None:
+                problem = f"fit has {name}={shown(value)}, but {rules.name} uses its inputs unchanged"
+                raise PhaseError(problem, hint=f"leave {name} out")
         weighted = "derive a class from it, and weight the loss in its forward"
         _refuse_row_settings(of_rows, f"{rules.name} computes its own loss", weighted)
         rules.check_metrics(metrics)
@@ -543,50 +547,106 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     else:
         losses = FitLosses(loss)
         target = losses.targets if target is None else target
-        if of_rows:
-            if step is not None or isinstance(features, Mapping):
-                what = "a custom step" if step is not None else "features by the arguments of the model"
-                _refuse_row_settings(of_rows, what)
-            if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
-                _refuse_row_settings(of_rows, "data that are read in batches")
-            rows = load(SETTINGS, f"fit.{next(iter(of_rows))}")(**of_rows)
-        data, features, target = rows.read(data, features, target)
-        names: Any = {"features": feature_names(features, target), "target": target}
-        how = Preprocessing(
-            preprocess, names_of(drop), names_of(categories), embed, table_model.is_sized, table_model.embeds
-        )
-        with hint_at_own_loss(model, loss, DataError, PhaseError):
+        is_set = isinstance(data, (FeatureSet, FeatureSetView))
+        if step is not None:
+            _refuse_row_settings(of_rows, "a custom step")
+        if isinstance(features, Mapping):
+            _refuse_row_settings(of_rows, "features by the arguments of the model")
+        if not (is_set or is_table(data)):
+            _refuse_row_settings(of_rows, "data that are read in batches")
+        set_of_rows = {name: value for name, value in of_rows.items() if value is not None}
+        if set_of_rows:
+            rows = load(SETTINGS, f"fit.{next(iter(set_of_rows))}")(**set_of_rows)
+            data, features, target = rows.read(data, features, target)
+        names: Names = features if not isinstance(features, Mapping) else ()
+        if isinstance(features, Mapping):  # a target that a model takes by name stays a target
+            joined = dict.fromkeys(name for columns in features.values() for name in names_of(columns))
+            names = [name for name in joined if name not in names_of(target)]
+        how = Preprocessing(preprocess, names_of(drop), names_of(categories), embed, builds_model, is_named)
+        try:
             data = raw_table(data, features, target, how)
             if loss is None and step is None:
                 losses = FitLosses(loss_of_target(data, target))
-            evaluated = rows.split(evaluated, seed)
-            prepared = training_data(data, **names, loss_of=losses.of, validation=evaluated, scaler=scaler, seed=seed)
-        prepared = rows.weighted(prepared, losses.known, validation)
-        model = table_model.made_for(prepared, losses)
+            evaluated = evaluated if rows is None else rows.split(evaluated, seed)
+            prepared = training_data(
+                data,
+                features=names,
+                target=target,
+                loss_of=losses.of,
+                validation=evaluated,
+                scaler=scaler,
+                seed=seed,
+            )
+        except (DataError, PhaseError) as error:
+            if library_rules is None:
+                raise
+            raise with_own_loss(error, library_rules) from error.__cause__
+        if rows is not None:
+            prepared = rows.weighted(prepared, losses.known, validation)
+        if builds_model:
+            model = sized_model(model, framework, accelerator, prepared.data, losses)
+            library_rules = None if loss is None else rules_of_library(model)
         inputs = inputs_of(model, prepared.data, features)
-        if table_model.embeds and batch_size is None and sampler is None and isinstance(prepared.data, FeatureSet):
+        if is_named and batch_size is None and sampler is None and isinstance(prepared.data, FeatureSet):
             batch_size = batch_size_for(len(prepared.data.split(prepared.train)))
-    patience = defaults.get("early_stopping") if prepared.validation is not None else None
-    stopping = _stopping(patience if early_stopping is None else early_stopping, prepared)
+
+    # Settings that would change nothing, because what they belong to is missing, are refused.
+    has_validation = prepared.validation is not None
     if batch_size is not None and isinstance(prepared.train, BatchSource):
-        # Refuse a batch size for data that already come in batches.
         size = getattr(passed, "batch_size", None)
         if size != batch_size:
             has = "that have their own size" if size is None else f"of {size} rows"
             problem = f"fit has batch_size={shown(batch_size)}, but the data come in batches {has}"
             raise PhaseError(problem, hint="leave batch_size out, and set the size where you create the batches")
-    _check_has_effect(sampler, validate_every, loss_scale, precision, prepared)
+    if validate_every != 1 and not has_validation:
+        problem = f"fit has validate_every={shown(validate_every)} but no validation"
+        raise PhaseError(problem, hint="write validation=0.2")
+    if loss_scale is not None and precision != "fp16-mixed":
+        now = "the dtypes of the model" if precision is None else f"precision={precision!r}"
+        problem = f"fit has loss_scale={shown(loss_scale)}, but losses are scaled only in fp16-mixed, and it has {now}"
+        raise PhaseError(problem, hint="write precision='fp16-mixed', or leave loss_scale out")
+    labels: Iterable[Any] = sampler if isinstance(sampler, Mapping) else ()
+    for label in labels:
+        if label != prepared.data.label:
+            raise PhaseError(
+                f"fit: sampler={shown(sampler)} has a sampler for {label!r}; its keys are labels of feature sets, not "
+                "columns",
+                available=f"the only feature set, {prepared.data.label!r}",
+                hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
+            )
+    patience = defaults.get("early_stopping") if early_stopping is None and has_validation else early_stopping
+    stopping: list[Callback] = []
+    if isinstance(patience, EarlyStopping):
+        stopping = [patience]
+    elif patience is not None and patience is not False:
+        patience = arguments.integer(PhaseError, "fit: ", "early_stopping", patience, 1, 8)
+        if not has_validation:
+            problem = f"fit has early_stopping={patience} but no validation loss to monitor"
+            raise PhaseError(problem, hint="write validation=0.2, or early_stopping=EarlyStopping('loss')")
+        stopping = [EarlyStopping("val_loss", patience=patience, restore_best=True)]
+
     graph = ModelGraph([ModelNode(NODE, model, inputs, outputs=outputs)], optimizer, seed=seed)
     applied = (prepared.loss,) if isinstance(prepared, LabelledData) else losses.applied(graph)
-    if prepared.validation is not None and is_treated(prepared.data):
-        metrics = load(SETTINGS, "fit.preprocess").metrics_in_units(metrics, prepared.data, applied)
+    has_metrics = bool(metrics) or not isinstance(metrics, (list, tuple))
+    evaluation = validation if isinstance(validation, EvalPhase) else None
+    if has_metrics and evaluation is not None:
+        problem = f"fit has metrics={shown(metrics)} and a validation {evaluation.label!r} with its own metrics"
+        raise PhaseError(problem, hint="write EvalPhase(..., metrics=[...])")
+    if has_metrics and not has_validation:
+        problem = f"fit has metrics={shown(metrics)} but no validation to measure them on"
+        raise PhaseError(problem, hint="write validation=0.2")
+    if has_validation and evaluation is None:
+        if treatment_of(prepared.data) is not None:
+            metrics = load(SETTINGS, "fit.preprocess").metrics_in_units(metrics, prepared.data, applied)
+        losses_of_evaluation = () if step is None else applied
+        evaluation = EvalPhase("validation", data=prepared.validation, metrics=metrics, losses=losses_of_evaluation)
     phase = TrainPhase(
         data=prepared.train,
-        losses=rows.applied(applied) if step is None else (),
+        losses=() if step is not None else applied if rows is None else rows.applied(applied),
         batch_size=batch_size,
         sampler=sampler,
         epochs=epochs,
-        validation=_validation(validation, prepared, metrics, () if step is None else applied),
+        validation=evaluation,
         validate_every=validate_every,
         accumulate=accumulate,
         microbatching=microbatching,
@@ -611,42 +671,24 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     )
     experiment = Experiment("fit", graph, progress=progress)
     try:
-        with hint_at_own_loss(model, loss, GraphError):
-            if isinstance(prepared.data, FeatureSet):
-                _check_classes(graph, prepared.data, applied)
-                if loss is not None:
-                    warn_of_copied_labels(model, loss, prepared.data)
-            results = experiment.run_phase(phase, resume=resume)
-    except ShapeError as error:
-        casts = prepared.casts if isinstance(prepared, TrainingData) else {}
-        raise _of_other_width(_of_column_vector(error, prepared.data, casts), prepared.data) from error.__cause__
+        if isinstance(prepared.data, FeatureSet):
+            _check_classes(graph, prepared.data, applied)
+            if library_rules is not None:
+                warn_of_copied_labels(library_rules, loss, prepared.data)
+        results = experiment.run_phase(phase, resume=resume)
+    except GraphError as error:
+        changed = error if library_rules is None else with_own_loss(error, library_rules)
+        changed = _with_columns(changed, prepared) if isinstance(changed, ShapeError) else changed
+        if changed is error:
+            raise
+        raise changed from error.__cause__
     if on_nan == "warn" and early_stopping is None and results.loss.size and not math.isfinite(results.loss[-1]):
         raise _not_finite(results.loss, prepared.data)
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
-    recipe = recipe_of(prepared, passed, features=features, target=target, is_weighted=bool(of_rows), **read)
+    recipe = recipe_of(prepared, passed, features=features, target=target, is_weighted=rows is not None, **read)
     return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
-
-
-class EqualRows:
-    """Rows without weights, groups and strata. anyaccel-sklearn derives the others from it."""
-
-    def read(self, data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
-        """Return the data with the names of the features, without the columns of weights and groups."""
-        return data, features, target
-
-    def split(self, validation: Any, seed: int) -> Any:
-        """Return a fraction of the rows as a RowSplit that preserves groups and strata, or the validation as it is."""
-        return validation
-
-    def weighted(self, prepared: TrainingData, losses: Sequence[AppliedLoss], validation_data: Any) -> TrainingData:
-        """Return the data with the weights of their rows as a column, including the validation data."""
-        return prepared
-
-    def applied(self, losses: Sequence[AppliedLoss]) -> tuple[AppliedLoss, ...]:
-        """Return the losses with the weights of the rows."""
-        return tuple(losses)
 
 
 def _refuse_row_settings(settings: Mapping[str, Any], why: str, weighted: str = "") -> None:
@@ -654,10 +696,10 @@ def _refuse_row_settings(settings: Mapping[str, Any], why: str, weighted: str = 
 
     `weighted` says what to do in place of weights.
     """
-    if settings:
-        name = next(iter(settings))
-        is_weight = name in ("sample_weight", "class_weights")
-        raise PhaseError(f"fit has {name}=, but {why}", hint=(is_weight and weighted) or f"leave {name}= out")
+    for name, value in settings.items():
+        if value is not None:
+            is_weight = name in ("sample_weight", "class_weights")
+            raise PhaseError(f"fit has {name}=, but {why}", hint=(is_weight and weighted) or f"leave {name}= out")
 
 
 def _not_finite(losses: Any, data: Any) -> PhaseError:
@@ -679,31 +721,6 @@ def _not_finite(losses: Any, data: Any) -> PhaseError:
     )
 
 
-def _check_has_effect(
-    sampler: Any, validate_every: int, loss_scale: Any, precision: str | None, prepared: TrainingData | LabelledData
-) -> None:
-    """Refuse settings that would change nothing, because what they belong to is missing.
-
-    Raises:
-        PhaseError: There is no validation, no 16-bit precision or no feature set that a setting is for.
-    """
-    if prepared.validation is None and validate_every != 1:
-        problem = f"fit has validate_every={shown(validate_every)} but no validation"
-        raise PhaseError(problem, hint="write validation=0.2")
-    if loss_scale is not None and precision != "fp16-mixed":
-        now = "the dtypes of the model" if precision is None else f"precision={precision!r}"
-        problem = f"fit has loss_scale={shown(loss_scale)}, but losses are scaled only in fp16-mixed, and it has {now}"
-        raise PhaseError(problem, hint="write precision='fp16-mixed', or leave loss_scale out")
-    for label in sampler if isinstance(sampler, Mapping) else ():
-        if label != prepared.data.label:
-            raise PhaseError(
-                f"fit: sampler={shown(sampler)} has a sampler for {label!r}; its keys are labels of feature sets, not "
-                "columns",
-                available=f"the only feature set, {prepared.data.label!r}",
-                hint="write batch_size=32, or sampler=SimpleSampler(32, shuffle=True)",
-            )
-
-
 def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[AppliedLoss]) -> None:
     """Check that a model has an output for each class of text or booleans, and no other, which would have no name.
 
@@ -719,11 +736,13 @@ def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[Applied
     if not output.shape:
         return
     n_outputs = (0, *output.shape)[losses[0].loss.kwargs.get("class_axis", -1)]
-    labels = {name: fitted.class_labels for fitted in data.transforms for name in fitted.results}
+    labels = class_labels(data)
     for name in data.targets:
         classes, values = labels.get(name), data.array(name)
-        n_classes, is_number = len(classes or ()), all(isinstance(label, int) for label in classes or ())
-        if classes is None and values.ndim == 1 and values.dtype.kind in "iu" and values.min() >= 0:
+        n_classes, is_number = len(classes or ()), True
+        if classes is not None:
+            is_number = all(isinstance(label, int) for label in classes)
+        elif values.ndim == 1 and values.dtype.kind in "iu" and values.min() >= 0:
             classes, n_classes = np.unique(values).tolist(), int(values.max()) + 1
         if not classes:
             continue
@@ -744,67 +763,24 @@ def _check_classes(graph: ModelGraph, data: FeatureSet, losses: Sequence[Applied
             )
 
 
-def _of_column_vector(error: ShapeError, data: Any, casts: Mapping[str, str]) -> ShapeError:
-    """Return the error for integers of shape [n, 1], which are taken as numbers; other errors unchanged."""
+def _with_columns(error: ShapeError, prepared: TrainingData | LabelledData) -> ShapeError:
+    """Return the error for a model that does not match integers of shape [n, 1], which are taken as numbers, or the
+    features built from a table; other errors unchanged.
+    """
+    data: Any = prepared.data
+    casts = prepared.casts if isinstance(prepared, TrainingData) else {}
     name = next((name for name in casts if data.spec(name).shape == (1,)), None)
-    if name is None or f"{data.label}.{name}" not in error.problem:
+    if name is not None and f"{data.label}.{name}" in error.problem:
+        return ShapeError(
+            f"{error.problem}; integers of shape [n, 1] are taken as numbers",
+            available=error.available,
+            hint=f"if {name!r} holds classes, pass {name}.ravel(); else give the model 1 output",
+        )
+    if treatment_of(data) is None or f"{data.label}.{data.features[0]}" not in error.problem:
         return error
-    return ShapeError(
-        f"{error.problem}; integers of shape [n, 1] are taken as numbers",
-        available=error.available,
-        hint=f"if {name!r} holds classes, pass {name}.ravel(); else give the model 1 output",
-    )
-
-
-def _of_other_width(error: ShapeError, data: Any) -> ShapeError:
-    """Return the error for a model that does not match the features built from a table; other errors unchanged."""
-    if not is_treated(data):
-        return error
-    (feature,) = data.features
-    if f"{data.label}.{feature}" not in error.problem:
-        return error
-    width = data.spec(feature).shape[0]
+    width = data.spec(data.features[0]).shape[0]
     return ShapeError(
         f"{error.problem}; preprocess= creates {width} numbers from the columns of the table",
         hint=f"change the first layer to {width} inputs, or pass a function that creates "
         "the model: lambda n_features, n_outputs: MODEL",
     )
-
-
-def _split_of(validation: EvalPhase) -> str:
-    if isinstance(validation.data, str):
-        return validation.data
-    raise PhaseError(
-        f"fit: the validation {validation.label!r} has other data, but fit transforms only the training data",
-        available="the name of a split of the data",
-        hint="write validation=EvalPhase('LABEL', data='SPLIT'), or validation=TABLE with metrics=[...]",
-    )
-
-
-def _validation(
-    validation: Any, prepared: TrainingData | LabelledData, metrics: Any, losses: Sequence[AppliedLoss]
-) -> EvalPhase | None:
-    has_metrics = bool(metrics) or not isinstance(metrics, (list, tuple))
-    if isinstance(validation, EvalPhase):
-        if has_metrics:
-            problem = f"fit has metrics={shown(metrics)} and a validation {validation.label!r} with its own metrics"
-            raise PhaseError(problem, hint="write EvalPhase(..., metrics=[...])")
-        return validation
-    if prepared.validation is not None:
-        return EvalPhase("validation", data=prepared.validation, metrics=metrics, losses=losses)
-    if has_metrics:
-        problem = f"fit has metrics={shown(metrics)} but no validation to measure them on"
-        raise PhaseError(problem, hint="write validation=0.2")
-    return None
-
-
-def _stopping(early_stopping: Any, prepared: TrainingData | LabelledData) -> list[Callback]:
-    if early_stopping is None or early_stopping is False:
-        return []
-    if isinstance(early_stopping, EarlyStopping):
-        return [early_stopping]
-    patience = arguments.integer(PhaseError, "fit: ", "early_stopping", early_stopping, 1, 8)
-    if prepared.validation is None:
-        problem = f"fit has early_stopping={patience} but no validation loss to monitor"
-        raise PhaseError(problem, hint="write validation=0.2, or early_stopping=EarlyStopping('loss')")
-    return [EarlyStopping("val_loss", patience=patience, restore_best=True)]

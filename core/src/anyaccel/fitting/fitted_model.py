@@ -28,11 +28,11 @@ from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO, accuracy, class_p
 from anyaccel.fitting.table_columns import TableColumns
 from anyaccel.fitting.tables import (
     Columns,
-    columns_before_transforms,
+    class_labels,
     is_table,
-    is_treated,
     new_rows,
     readable,
+    source_columns,
     transformed_like,
     treatment_of,
 )
@@ -116,7 +116,8 @@ class FittedModel(AttributeHints):
         self.experiment, self.loss = experiment, None if only is None or only.own is not None else only
         self._phase, self._recipe = phase, recipe or Recipe()
         (self._node,), ((self._label, self._data),) = graph.output_nodes, graph.feature_sets.items()
-        self._columns = columns_before_transforms(self._data) if columns is None else columns
+        self._columns = source_columns(self._data) if columns is None else columns
+        self._treatment = treatment_of(self._data)
 
     @property
     def model(self) -> Any:
@@ -128,7 +129,7 @@ class FittedModel(AttributeHints):
         if not any(isinstance(results, TrainResults) for results in self.experiment.history):
             return f"FittedModel({self.graph!r})"
         steps = fitted_view.next_steps(self._columns, self._phase is None)
-        columns = fitted_view.columns_of(self._columns, is_treated(self._data))
+        columns = fitted_view.columns_of(self._columns, is_treated=self._treatment is not None)
         return fitted_view.text_of(self.results, fitted_view.facts_of(self.results), columns, steps)
 
     def _repr_html_(self) -> str:
@@ -136,7 +137,7 @@ class FittedModel(AttributeHints):
             return guarded(self, lambda: page("FittedModel", self.graph.label, line("not trained yet")))
         steps = fitted_view.next_steps(self._columns, self._phase is None)
         columns = fitted_view.columns_of(self._columns, is_treated=False)
-        made_of = Markup(self.columns._repr_html_()) if is_treated(self._data) else columns
+        made_of = Markup(self.columns._repr_html_()) if self._treatment is not None else columns
         return fitted_view.html_of(self, self.results, fitted_view.facts_of(self.results), made_of, steps)
 
     @property
@@ -151,11 +152,10 @@ class FittedModel(AttributeHints):
         Raises:
             ResultError: The model takes the columns as plain numbers.
         """
-        treatment = treatment_of(self._data)
-        if treatment is None:
+        if self._treatment is None:
             problem = f"the columns {listed(self._columns)} were not treated: the model uses them unchanged"
             raise ResultError(problem, hint="see graph for the data, and fit(..., preprocess=) for treatments")
-        return TableColumns(treatment.columns)
+        return TableColumns(self._treatment.columns)
 
     @property
     def phase(self) -> TrainPhase:
@@ -199,7 +199,7 @@ class FittedModel(AttributeHints):
         Raises:
             ResultError: The model was saved before it was trained.
         """
-        plan, treatment = self.results.plan, treatment_of(self._data)
+        plan, treatment = self.results.plan, self._treatment
         if plan is None or treatment is None:
             return plan
         made = (f"column {column.name!r}: {column.kind}, {column.treatment}" for column in treatment.columns)
@@ -231,8 +231,18 @@ class FittedModel(AttributeHints):
                 but the loss does not define the meaning of the outputs.
         """
         arguments.flag(DataError, "predict: ", "outputs", outputs)
-        for output in () if outputs else self._decoded_outputs():
-            self._check_decodable(*self._compared(output))
+        taken = [loss.inputs[0].partition(".")[2] for loss in self.losses] or [""]
+        for output in () if outputs else taken:
+            loss, targets = self._compared(output)
+            labels = class_labels(self._data)
+            encoded = [name for name in targets if labels.get(name)]
+            if encoded and (loss is None or loss.name not in (CLASSES, YES_OR_NO)):
+                raise DataError(
+                    f"the target {encoded[0]!r} was text, but the meaning of outputs is known "
+                    f"only for the losses {CLASSES!r} and {YES_OR_NO!r}",
+                    available=f"its classes: {listed(labels[encoded[0]])}",
+                    hint="write predict(data, outputs=True) for the outputs of the model",
+                )
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
         values = results.predictions
         if not outputs:
@@ -248,7 +258,12 @@ class FittedModel(AttributeHints):
             DataError: The outputs are not classes.
         """
         loss, targets = self._only_classes("classes_")
-        return self._named_classes(np.arange(self._n_classes(loss)), targets)
+        n_classes = 2
+        if loss.name != YES_OR_NO:
+            (name,) = self.graph.shapes.outputs[self._node]
+            shape = (0, *self.graph.shapes.specs[name].shape)
+            n_classes = shape[loss.kwargs.get("class_axis", -1)]
+        return self._named_classes(np.arange(n_classes), targets)
 
     def predict_proba(self, data: Any) -> np.ndarray:
         """Return class probabilities for new rows in float64, [n, classes], with columns in the order of `classes_`.
@@ -317,13 +332,6 @@ class FittedModel(AttributeHints):
             hint="write predict(data), or predict(data, outputs=True) for the outputs of the model",
         )
 
-    def _n_classes(self, loss: Loss) -> int:
-        if loss.name == YES_OR_NO:
-            return 2
-        (name,) = self.graph.shapes.outputs[self._node]
-        shape = (0, *self.graph.shapes.specs[name].shape)
-        return int(shape[loss.kwargs.get("class_axis", -1)])
-
     def _are_floats(self, targets: Sequence[str]) -> bool:
         return any("float" in self._data.spec(target).dtype for target in targets)
 
@@ -346,7 +354,7 @@ class FittedModel(AttributeHints):
         if hasattr(metrics, "shape"):
             raise ArgumentError("evaluate: the metrics are an array", hint="pass x and y as a pair: (x, y)")
         losses = [loss for loss in self.losses if loss.loss.own is None]
-        if is_treated(self._data):
+        if self._treatment is not None:
             metrics = load_setting(SETTINGS, "fit.preprocess").metrics_in_units(metrics, self._data, losses)
         rows = self._rows(data)
         results = self._run(EvalPhase("evaluate", data=rows, metrics=metrics, losses=losses))
@@ -358,10 +366,6 @@ class FittedModel(AttributeHints):
         results: EvalResults = quiet.run_phase(phase)
         return results
 
-    def _decoded_outputs(self) -> list[str]:
-        """Return the outputs that losses take, `""` for a single output."""
-        return [loss.inputs[0].partition(".")[2] for loss in self.losses] or [""]
-
     def _compared(self, output: str) -> tuple[Loss | None, tuple[str, ...]]:
         """Return the named loss of an output, or None for any other loss, and the targets that it compares."""
         for applied in self.losses:
@@ -372,21 +376,6 @@ class FittedModel(AttributeHints):
                 named = None if applied.loss.own is not None else applied.loss
                 return named, tuple(targets) if "targets" not in applied.inputs else self._data.targets
         return None, () if output and self.losses else self._data.targets
-
-    def _check_decodable(self, loss: Loss | None, targets: Sequence[str]) -> None:
-        """Refuse outputs for a text target if the loss does not define their meaning.
-
-        Raises:
-            DataError: There is such an output.
-        """
-        encoded = [it for it in self._data.transforms if it.class_labels and set(it.results) & set(targets)]
-        if encoded and (loss is None or loss.name not in (CLASSES, YES_OR_NO)):
-            raise DataError(
-                f"the target {encoded[0].results[0]!r} was text, but the meaning of outputs is known "
-                f"only for the losses {CLASSES!r} and {YES_OR_NO!r}",
-                available=f"its classes: {listed(encoded[0].class_labels)}",
-                hint="write predict(data, outputs=True) for the outputs of the model",
-            )
 
     def _decoded(self, values: np.ndarray, loss: Loss | None, targets: Sequence[str]) -> np.ndarray:
         """Return classes instead of scores, and all values in the units of the data before their transforms."""
@@ -451,7 +440,7 @@ class FittedModel(AttributeHints):
         check_named(data, self._data.splits)
         if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
-                if is_treated(self._data) and not with_target:
+                if self._treatment is not None and not with_target:
                     problem = (
                         f"the model was trained on a table with {listed(self._columns)}, but {shown(data)} is not a "
                         "table"
@@ -478,7 +467,11 @@ class FittedModel(AttributeHints):
         results = [results_parts(run, {}) for run in runs]  # these have no arrays
         part = {"loss": loss, "columns": self._columns, "results": results}
         if len(self.losses) > 1 or any(applied.inputs != ("outputs", "targets") for applied in self.losses):
-            part["losses"] = [_loss_config(applied) for applied in self.losses]
+            part["losses"] = losses = []
+            for applied in self.losses:
+                values = {"loss": None, "on": applied.on or None, "inputs": list(applied.inputs)}
+                values["label"] = applied.label or None
+                losses.append(values if applied.loss.own is not None else applied.get_config())
         self.graph.save(folder, extra={PART: part})
 
 
@@ -495,28 +488,6 @@ def check_named(data: Any, splits: Iterable[str]) -> None:
             available=listed(map(repr, (*splits, "all"))),
             hint=did_you_mean(data, (*splits, "all"), "pass a data frame, a list of rows, or the path of a file"),
         )
-
-
-def _loss_config(applied: AppliedLoss) -> dict[str, Any]:
-    """Return an applied loss as plain data; for a loss without a name, the values that it compares."""
-    if applied.loss.own is None:
-        return applied.get_config()
-    return {"loss": None, "on": applied.on or None, "inputs": list(applied.inputs), "label": applied.label or None}
-
-
-def _read_loss(config: Mapping[str, Any]) -> AppliedLoss:
-    return AppliedLoss.from_config(config) if config["loss"] else AppliedLoss(**{**config, "loss": _not_saved})
-
-
-def _not_saved(*inputs: Any) -> Any:
-    """Replace a custom loss in a loaded model.
-
-    Raises:
-        ConfigError: Always.
-    """
-    raise ConfigError(
-        "the loss was not saved because it has no name", hint="pass the loss: AppliedLoss(LOSS, on='model')"
-    )
 
 
 @call_hints
@@ -575,5 +546,14 @@ def load(
         raise ConfigError(problem, hint="pass the folder that save() wrote")
     runs: Iterable[Any] = (read_results(run, {}) for run in results)
     experiment.history.extend(runs)
-    losses = [_read_loss(config) for config in part.get("losses", ())]
+
+    def not_saved(*inputs: Any) -> Any:
+        problem = "the loss was not saved because it has no name"
+        raise ConfigError(problem, hint="pass the loss: AppliedLoss(LOSS, on='model')")
+
+    losses = []
+    for config in part.get("losses", ()):
+        losses.append(
+            AppliedLoss.from_config(config) if config["loss"] else AppliedLoss(**{**config, "loss": not_saved})
+        )
     return FittedModel(experiment, None if losses else loss, part["columns"], losses=losses)

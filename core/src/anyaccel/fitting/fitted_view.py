@@ -113,19 +113,14 @@ def html_of(
         figures = figures_of(results) if results.epochs else []
         shown = table(("figure", "last", "best", "in epoch", "curve"), figures, figure_row) if figures else None
         code = "\n".join(f"{code}  # {what}" for code, what in steps)
-        pre = element("pre", Markup(element("code", *_lines(code))), style="margin:6px 0;background:transparent")
+        lines: list[Any] = []  # each escaped, with breaks between
+        for text in code.split("\n"):
+            lines += [text, Markup("\n")]
+        pre = element("pre", Markup(element("code", *lines[:-1])), style="margin:6px 0;background:transparent")
         columns = made_of if isinstance(made_of, Markup) else line("columns: ", made_of)
         return page("FittedModel", "", facts(list(facts_)), *outcome(results), shown, columns, line(faint("next")), pre)
 
     return guarded(fitted, build)
-
-
-def _lines(code: str) -> list[Any]:
-    """Return lines of code, each escaped, with breaks between."""
-    parts: list[Any] = []
-    for text in code.split("\n"):
-        parts += [text, Markup("\n")]
-    return parts[:-1]
 
 
 def _svg(figure: Figure) -> Markup:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,12 +17,15 @@ from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet
 from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.data.rows import values_of
-from anyaccel.distributions import MODEL_LIBRARIES, load
+from anyaccel.distributions import MODEL_LIBRARIES, entry_points, load
 from anyaccel.errors import AnyaccelError, ColumnError, DataError, PhaseError
+from anyaccel.install_hints import LIBRARIES
 from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.results import EvalResults
 from anyaccel.user_level import user_level
+
+Error = TypeVar("Error", bound=AnyaccelError)
 
 LABELS = ("labels", "label", "targets", "target")
 """Usual label arguments of models whose library has no rules."""
@@ -54,7 +56,12 @@ class ModelLoss:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        parameters = _parameters(model)
+        owners = () if isinstance(model, (str, type)) or inspect.isroutine(model) else registry().owners(model)
+        backend = registry().computing(owners[0]) if owners else None
+        signature = backend.signature(model) if backend is not None and backend.calls_by_keyword else None
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = {} if signature is None else dict(signature.parameters)
+        parameters = {name: parameter for name, parameter in parameters.items() if parameter.kind in named}
         self.arguments = tuple(parameters)
         self.required = tuple(name for name, parameter in parameters.items() if parameter.default is parameter.empty)
         self.labels = tuple(name for name in self.label_names() if name in parameters)
@@ -207,10 +214,11 @@ def library_of(model: Any) -> tuple[str, Any]:
     Raises:
         MissingDistributionError: The rules are in one of anyaccel's own distributions, which is not installed.
     """
-    for package in dict.fromkeys(str(base.__module__).partition(".")[0] for base in type(model).__mro__):
-        library = load(MODEL_LIBRARIES, package)
-        if library is not None:
-            return package, library
+    packages = [*LIBRARIES, *(entry.name for entry in entry_points(MODEL_LIBRARIES))]
+    for base in type(model).__mro__:
+        package = str(base.__module__).partition(".")[0]
+        if package in packages:
+            return package, load(MODEL_LIBRARIES, package)
     return "", None
 
 
@@ -235,22 +243,19 @@ def model_loss(model: Any) -> ModelLoss | None:
     return rules  # type: ignore[no-any-return]
 
 
-def _rules_of_library(model: Any) -> ModelLoss | None:
+def rules_of_library(model: Any) -> ModelLoss | None:
     """Return the rules of a model that computes its own loss, if its library has any."""
     _, library = library_of(model)
     rules: ModelLoss | None = None if library is None else library(model)
     return rules if rules is not None and rules.labels else None
 
 
-def refuse_other_loss(model: Any, loss: Any, target: Names) -> None:
+def refuse_other_loss(rules: ModelLoss, loss: Any, target: Names) -> None:
     """Refuse a named loss over an input of a model that computes its own loss, as language models do.
 
     Raises:
-        PhaseError: The target is an input of such a model.
+        PhaseError: The target is an input of the model.
     """
-    rules = _rules_of_library(model)
-    if rules is None:
-        return
     inputs = {*rules.arguments} - {*rules.labels}
     wrong = next((name for name in names_of(target) if name in inputs), None)
     if wrong is not None:
@@ -258,11 +263,8 @@ def refuse_other_loss(model: Any, loss: Any, target: Names) -> None:
         raise PhaseError(problem, hint="leave loss= out")
 
 
-def warn_of_copied_labels(model: Any, loss: Any, data: FeatureSet) -> None:
+def warn_of_copied_labels(rules: ModelLoss, loss: Any, data: FeatureSet) -> None:
     """Warn of a named loss whose targets are a copy of an input of a model that computes its own loss."""
-    rules = _rules_of_library(model)
-    if rules is None:
-        return
     for target in data.targets:
         labels = values_of(data, target)
         for name in data.features:
@@ -276,45 +278,7 @@ def warn_of_copied_labels(model: Any, loss: Any, data: FeatureSet) -> None:
                 warnings.warn(printable(f"{problem} Hint: {hint}"), UserWarning, stacklevel=user_level())
 
 
-@contextmanager
-def hint_at_own_loss(model: Any, loss: Any, *errors: type[AnyaccelError]) -> Iterator[None]:
-    """Add to an error of these types that a model computes its own loss, if `fit` was given another."""
-    try:
-        yield
-    except errors as error:
-        rules = None if loss is None else _rules_of_library(model)
-        if rules is None:
-            raise
-        hint = f"{error.hint}; or leave loss= out: {rules.name} computes its own loss".removeprefix("; or ")
-        raise type(error)(error.problem, available=error.available, hint=hint) from error.__cause__
-
-
-def refuse_table_settings(
-    rules: ModelLoss, *, scaler: Any, preprocess: Any, drop: Any, categories: Any, embed: Any
-) -> None:
-    """Refuse settings for the treatment of table columns: such a model takes its inputs unchanged.
-
-    Raises:
-        PhaseError: Such a setting is used.
-    """
-    settings = {"scaler": scaler, "drop": drop or None, "categories": categories or None}
-    for name, value in (("preprocess", preprocess), ("embed", embed)):
-        settings[name] = None if isinstance(value, str) and value == "auto" else value
-    for name, value in settings.items():
-        if value is not None:
-            problem = f"fit has {name}={shown(value)}, but {rules.name} uses its inputs unchanged"
-            raise PhaseError(problem, hint=f"leave {name} out")
-
-
-def _parameters(model: Any) -> dict[str, inspect.Parameter]:
-    """Return the arguments of a model's call by name; an empty dict if they are unknown."""
-    if isinstance(model, (str, type)) or inspect.isroutine(model):
-        return {}
-    owners = registry().owners(model)
-    if not owners:
-        return {}
-    backend = registry().computing(owners[0])
-    signature = backend.signature(model) if backend.calls_by_keyword else None
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = {} if signature is None else signature.parameters
-    return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}
+def with_own_loss(error: Error, rules: ModelLoss) -> Error:
+    """Return an error of a fit with another loss, with the hint that the model computes its own loss."""
+    hint = f"{error.hint}; or leave loss= out: {rules.name} computes its own loss".removeprefix("; or ")
+    return type(error)(error.problem, available=error.available, hint=hint)

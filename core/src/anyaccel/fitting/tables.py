@@ -118,37 +118,6 @@ def readable(data: Any) -> Any:
     return data
 
 
-def refuse_position(target: Any, data: Any) -> None:
-    """Refuse the number of a column as the target, unless columns of the table are called by numbers.
-
-    Raises:
-        PhaseError: The target is a number, and columns have names.
-    """
-    columns = column_names(data) if isinstance(target, int) and is_table(data) and not is_pair(data) else None
-    if columns:
-        column = columns[target] if -len(columns) <= target < len(columns) else "COLUMN"
-        raise PhaseError(
-            f"fit: target={target!r} is a position, but target= is the name of a column",
-            available=f"columns: {listed(columns)}",
-            hint=f"write target={column!r}",
-        )
-
-
-def check_names(**arguments: Any) -> None:
-    """Refuse arguments of `fit` that hold the values of a column where its name is meant.
-
-    Raises:
-        PhaseError: An argument is an array, a series or a list of numbers.
-    """
-    for name, value in arguments.items():
-        is_list = isinstance(value, list) and any(isinstance(item, Real) for item in value)
-        if is_list or (hasattr(value, "shape") and not hasattr(value, "columns")):
-            raise PhaseError(
-                f"fit: {name}= is the name of a column, and got the values of one",
-                hint=f"add them to the table, table['COLUMN'] = values, and write {name}='COLUMN'",
-            )
-
-
 def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
     """Return a pair (x, y) as columns by name, with the names of its features and targets; other data unchanged.
 
@@ -367,7 +336,7 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
 
     Args:
         data: A table, or an array for the only feature.
-        columns: Result of `columns_before_transforms`.
+        columns: Result of `source_columns`.
         with_target: Whether targets are required.
 
     Raises:
@@ -448,16 +417,26 @@ def _other_dtypes(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> dict[s
     return {name: dtype for name, dtype in dtypes.items() if rows.spec(name).dtype != dtype}
 
 
-def columns_before_transforms(data: FeatureSet) -> Columns:
+def source_columns(data: FeatureSet) -> Columns:
     """Return the columns that features and targets are built from, with their dtype and their role in new data."""
     raw = data.undo_transforms() if data.transforms else data
-    features, targets = _sources(data, data.features), _sources(data, data.targets)
-    roles = {name: "feature" if raw.role(name) == "feature" else "tag" for name in features if name in raw.columns}
-    roles |= {name: "target" for name in targets if name in raw.columns}
-    free = {name for fitted in data.transforms for name in fitted.columns if treatment_in(fitted)}
+    roles: dict[str, str] = {}
+    for role, names in (("feature", data.features), ("target", data.targets)):
+        reached = dict.fromkeys(names)
+        for fitted in reversed(data.transforms):
+            if set(fitted.results) & set(reached) and fitted.results != fitted.columns:
+                kept = [name for name in reached if name not in fitted.results]
+                reached = dict.fromkeys([*kept, *fitted.columns])
+        for name in reached:
+            if name in raw.columns:
+                roles[name] = "tag" if role == "feature" and raw.role(name) != "feature" else role
+    of_tables: set[str] = set()
+    for fitted in data.transforms:
+        if treatment_in(fitted) is not None:
+            of_tables.update(fitted.columns)
     columns: dict[str, dict[str, Any]] = {}
     for name, role in roles.items():
-        is_number = name not in free and is_numeric(raw.schema.field(name).type)
+        is_number = name not in of_tables and is_numeric(raw.schema.field(name).type)
         columns[name] = {"role": role, "dtype": raw.spec(name).dtype if is_number else None}
     return columns
 
@@ -469,23 +448,19 @@ def treatment_in(fitted: FittedTransform) -> Any:
 
 def treatment_of(data: Any) -> Any:
     """Return the last treatment of a table among the transforms of data; None if their features were not built so."""
-    made = (treatment_in(fitted) for fitted in reversed(getattr(data, "transforms", ())))
-    return next((treatment for treatment in made if treatment is not None), None)
+    for fitted in reversed(getattr(data, "transforms", ())):
+        treatment = treatment_in(fitted)
+        if treatment is not None:
+            return treatment
+    return None
 
 
-def is_treated(data: Any) -> bool:
-    """Return whether the features of data were built from a table."""
-    return treatment_of(data) is not None
-
-
-def _sources(data: FeatureSet, names: Sequence[str]) -> list[str]:
-    """Return the columns that transforms built some columns from, in their order."""
-    reached = dict.fromkeys(names)
-    for fitted in reversed(data.transforms):
-        if set(fitted.results) & set(reached):
-            kept = [name for name in reached if name not in fitted.results]
-            reached = dict.fromkeys([*kept, *fitted.columns] if fitted.results != fitted.columns else reached)
-    return [*reached]
+def class_labels(data: FeatureSet) -> dict[str, Sequence[Any]]:
+    """Return the classes of encoded targets by name, in the order of their numbers."""
+    labels: dict[str, Sequence[Any]] = {}
+    for fitted in data.transforms:
+        labels.update(dict.fromkeys(fitted.results, fitted.class_labels))
+    return labels
 
 
 # -- Training data: from what was given to `fit` to a feature set with encoded targets, splits and scaled features -----
@@ -586,17 +561,17 @@ def raw_table(user_data: Any, features: Features, target: Names, how: Preprocess
         PhaseError: Arguments define how to build features, but the data do not support it.
         DataError, ColumnError: `feature_set_of` failed, or targets are missing.
     """
-    changed = [name for name in ("drop", "categories") if getattr(how, name)]
+    changed = ["drop"] if how.drop else []
+    changed += ["categories"] if how.categories else []
     changed += ["embed"] if how.embed != "auto" else []
     if isinstance(features, Mapping):
         if changed or how.preprocess not in (None, "auto") or how.is_sized:
             problem = "fit has features by the arguments of the model, but a treated table becomes a single input"
             raise PhaseError(problem, hint="name the features in a list, or transform the columns first")
         return user_data
-    if not is_table(user_data):
-        if isinstance(user_data, (FeatureSet, FeatureSetView)) and (
-            how.is_sized or how.preprocess not in (None, "auto")
-        ):
+    is_set = isinstance(user_data, (FeatureSet, FeatureSetView))
+    if is_set or not is_table(user_data):
+        if is_set and (how.is_sized or how.preprocess not in (None, "auto")):
             data, rows = _selected(user_data, features, target)
             kept = tuple(name for name in data.features if name not in how.drop)
             return RawTable(data, kept, rows, user_data, how)
@@ -842,7 +817,9 @@ def training_data(
     if scaler is not None:
         scaler = load(SETTINGS, "fit.scaler")(scaler)
     raw = user_data if isinstance(user_data, RawTable) else None
-    if raw is None and not (is_table(user_data) or isinstance(user_data, (FeatureSet, FeatureSetView))):
+    asked = user_data if raw is None else raw.given
+    is_set = isinstance(asked, (FeatureSet, FeatureSetView))
+    if raw is None and not is_set and not is_table(user_data):
         source = source_of(user_data, features, target)
         if scaler is not None:
             raise PhaseError("a source of batches is not scaled", hint="scale its rows first, or pass a table")
@@ -852,60 +829,120 @@ def training_data(
                 hint="pass the source of the validation: validation=other_loader",
             )
         return TrainingData(source, source, validation)
+    rows = None
     if raw is not None:
         data, rows = raw.data, raw.rows
         _, _, target = named_pair(raw.given, features, target)
-        if not is_table(raw.given):
-            validation = _own_split(validation, raw.given, data)
-    elif is_table(user_data):
+    elif is_set:
+        data, rows = _selected(user_data, features, target)
+    else:
         user_data, features, target = named_pair(user_data, features, target)
         if target is None:
             raise no_target(column_names(user_data))
-        data, rows = feature_set_of(user_data, ... if features is None else features, target), None
-    else:
-        data, rows = _selected(user_data, features, target)
-        validation = _own_split(validation, user_data, data)
-    if not data.targets and not _texts(data, target):
-        texts = [f"target={name!r}" for name in data.tags if _texts(data, name)]
+        data = feature_set_of(user_data, ... if features is None else features, target)
+    if is_set and isinstance(validation, FeatureSetView) and validation.feature_set is asked.view().feature_set:
+        validation = _registered(data, validation.rows, VALIDATION)
+    texts = [name for name in names_of(target) if name in data.columns and not is_numeric(data.column(name).type)]
+    if not data.targets and not texts:
+        others = [f"target={name!r}" for name in data.tags if not is_numeric(data.column(name).type)]
         raise PhaseError(
             f"{data.label!r} has no target",
-            available=", ".join(texts),
-            hint="write target='COLUMN'" if texts else _ROLES,
+            available=", ".join(others),
+            hint="write target='COLUMN'" if others else _ROLES,
         )
-    data, casts = _with_numeric_targets(data, target, loss_of)
+
+    # Targets as numbers: text as indices of classes, and integers as floats if the loss compares floats.
+    for name in texts:
+        loss = loss_of(name)
+        rule = None if loss is None else LOSSES.get(loss.name)
+        if loss is not None and rule is not None and not rule.takes_classes and not rule.takes_logits:
+            column = data.to_arrow().column(name)
+            row, value = 0, column[0].as_py()
+            for number, text in enumerate(column.to_pylist()):
+                try:
+                    is_number = math.isfinite(float(text))
+                except (TypeError, ValueError):
+                    is_number = False
+                if not is_number:
+                    row, value = number, text
+                    break
+            raise PhaseError(
+                f"the target {name!r} is {column.type}, but the loss {loss.name!r} compares numbers",
+                cause=f"row {row} has {shown(value)}",
+                hint="convert the column to numbers first (pandas: to_numeric(table[COLUMN])); for classes the loss is "
+                "'cross_entropy'",
+            )
+        data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all", role="target")
+        classes = len(np.unique(data.array(name)))
+        if loss is not None and loss.name == "binary_cross_entropy" and classes > 2:
+            raise PhaseError(
+                f"the target {name!r} has {classes} classes, but {loss.name} compares two",
+                hint="write loss='cross_entropy', with one output of the model for each class",
+            )
+    casts: dict[str, str] = {}
+    for name in data.targets:
+        loss, spec = loss_of(name), data.spec(name)
+        is_float = "float" in spec.dtype
+        if loss is None or loss.name not in LOSSES:
+            continue
+        if takes_classes(loss):
+            is_encoded = spec.dtype == "bool"
+            if is_float and not spec.shape and "ignore_index" not in loss.kwargs:
+                values = data.array(name)
+                is_fraction = values != np.floor(values)
+                if is_fraction.any():
+                    row = int(is_fraction.argmax())
+                    raise PhaseError(
+                        f"the target {name!r} has {values[row]:g} in row {row}, but the loss {loss.name!r} compares "
+                        "classes",
+                        hint="write loss='mse' for a number",
+                    )
+                is_encoded = True  # whole numbers, as classes are in a column that had gaps
+            if is_encoded:
+                data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
+        elif not is_float:
+            casts[name] = "float64"
+            data = data.cast({name: "float64"})
+
+    # Features, fitted on the training rows.
     built = None if raw is None else load(SETTINGS, "fit.preprocess")(raw, loss_of, seed)
     if built is not None:
         data = built.with_class_names(data)
     train, split = chosen_splits(data, rows, validation, seed)
-    if split is not None:
-        _warn_of_classes_not_trained(data, train, split, loss_of)
-    if built is not None:
-        data = built.with_features(data, train)
-    if scaler is not None:
-        data = data.fit_transform(scaler, data.features, fit_on=train)
-    other = split if split or validation is None else {data.label: _other(validation, data)}
-    share = float(validation) if isinstance(validation, Real) else None
-    return TrainingData(data, train, other, casts, share)
-
-
-def _warn_of_classes_not_trained(data: FeatureSet, train: str, split: str, loss_of: LossOf) -> None:
-    """Warn of classes that the validation has, but no training row."""
     for name in data.targets:
         loss = loss_of(name)
-        if loss is None or not takes_classes(loss) or data.spec(name).shape or _is_float(data, name):
+        if split is None or loss is None or not takes_classes(loss):
+            continue
+        if data.spec(name).shape or "float" in data.spec(name).dtype:
             continue
         trained, checked = (data.array(name)[data.split(part).rows] for part in (train, split))
         missing = np.setdiff1d(checked, trained).tolist()
         if missing:
-            labels = next((fitted.class_labels for fitted in data.transforms if name in fitted.results), None)
-            classes = [missing_class if labels is None else labels[missing_class] for missing_class in missing]
+            labels = class_labels(data).get(name)
+            names = [missing_class if labels is None else labels[missing_class] for missing_class in missing]
             warnings.warn(
-                f"{'class' if len(classes) == 1 else 'classes'} {listed(map(repr, classes))} of {name!r} "
-                f"{'is' if len(classes) == 1 else 'are'} in the validation but in no training row, so the model does "
+                f"{'class' if len(names) == 1 else 'classes'} {listed(map(repr, names))} of {name!r} "
+                f"{'is' if len(names) == 1 else 'are'} in the validation but in no training row, so the model does "
                 "not learn to predict it; collect more such rows, or leave them out",
                 TableWarning,
                 stacklevel=user_level(),
             )
+    if built is not None:
+        data = built.with_features(data, train)
+    if scaler is not None:
+        data = data.fit_transform(scaler, data.features, fit_on=train)
+    other: Any = split
+    if split is None and validation is not None:
+        if isinstance(validation, (FeatureSet, FeatureSetView)):
+            checked_rows = validation
+        elif is_table(validation):
+            checked_rows = new_rows(validation, source_columns(data))
+        else:
+            problem = f"validation={shown(validation)} does not fit a table"
+            raise PhaseError(problem, hint="pass a fraction of the rows, the name of a split, or another table")
+        other = {data.label: transformed_like(checked_rows, data)}
+    share = float(validation) if isinstance(validation, Real) else None
+    return TrainingData(data, train, other, casts, share)
 
 
 def widths_of(data: FeatureSet, loss_of: LossOf) -> Widths:
@@ -925,88 +962,16 @@ def widths_of(data: FeatureSet, loss_of: LossOf) -> Widths:
 def _selected(data: FeatureSet | FeatureSetView, features: Names, target: Names) -> tuple[FeatureSet, Any]:
     """Return a copy of a feature set, for adding splits, and the rows of a view of it."""
     base = data if isinstance(data, FeatureSet) else data.feature_set
-    texts = _texts(base, target)
-    numeric = None if target is None else [name for name in names_of(target) if name not in texts]
+    numeric: list[str] | None = None if target is None else []
+    for name in names_of(target):  # others are tags until they are encoded
+        if numeric is not None and (name not in base.columns or is_numeric(base.column(name).type)):
+            numeric.append(name)
     for role, names, there in (("feature", names_of(features), base.features), ("target", numeric or (), base.targets)):
         for name in names:
             if name in base.columns and name not in there:
                 problem = f"fit: column {name!r} of {base.label!r} is not a {role} of it"
                 raise ColumnError(problem, available=listed(there), hint=_ROLES)
     return base.select(features, numeric), None if isinstance(data, FeatureSet) else data.rows
-
-
-def _texts(data: FeatureSet, target: Names) -> list[str]:
-    """Return the targets that are not numbers; they are tags until they are encoded."""
-    names = names_of(target)
-    return [name for name in names if name in data.columns and not is_numeric(data.schema.field(name).type)]
-
-
-def _with_numeric_targets(data: FeatureSet, target: Names, loss_of: LossOf) -> tuple[FeatureSet, dict[str, str]]:
-    """Replace text by class indices, and integers by floats if the loss compares floats.
-
-    Returns:
-        The data, and the dtypes of the targets that were cast.
-    """
-    casts: dict[str, str] = {}
-    for name in _texts(data, target):
-        loss = loss_of(name)
-        rule = None if loss is None else LOSSES.get(loss.name)
-        if loss is not None and rule is not None and not rule.takes_classes and not rule.takes_logits:
-            column = data.to_arrow().column(name)
-            values = enumerate(column.to_pylist())
-            row, value = next((pair for pair in values if not _is_number(pair[1])), (0, column[0].as_py()))
-            raise PhaseError(
-                f"the target {name!r} is {column.type}, but the loss {loss.name!r} compares numbers",
-                cause=f"row {row} has {shown(value)}",
-                hint="convert the column to numbers first (pandas: to_numeric(table[COLUMN])); for classes the loss is "
-                "'cross_entropy'",
-            )
-        data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all", role="target")
-        classes = len(np.unique(data.array(name)))
-        if loss is not None and loss.name == "binary_cross_entropy" and classes > 2:
-            raise PhaseError(
-                f"the target {name!r} has {classes} classes, but {loss.name} compares two",
-                hint="write loss='cross_entropy', with one output of the model for each class",
-            )
-    for name in data.targets:
-        loss = loss_of(name)
-        is_bool = data.spec(name).dtype == "bool"
-        if loss is not None and takes_classes(loss) and (is_bool or _are_float_classes(data, name, loss)):
-            data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
-        elif loss is not None and loss.name in LOSSES and not takes_classes(loss) and not _is_float(data, name):
-            casts[name] = "float64"
-            data = data.cast({name: "float64"})
-    return data, casts
-
-
-def _are_float_classes(data: FeatureSet, name: str, loss: Loss) -> bool:
-    """Return whether a target of a loss of classes is floats that are whole numbers, one in each row.
-
-    Raises:
-        PhaseError: It has other numbers, which are not classes.
-    """
-    if not _is_float(data, name) or data.spec(name).shape or "ignore_index" in loss.kwargs:
-        return False
-    values = data.array(name)
-    is_fraction = values != np.floor(values)
-    if is_fraction.any():
-        row = int(is_fraction.argmax())
-        raise PhaseError(
-            f"the target {name!r} has {values[row]:g} in row {row}, but the loss {loss.name!r} compares classes",
-            hint="write loss='mse' for a number",
-        )
-    return True
-
-
-def _is_float(data: FeatureSet, name: str) -> bool:
-    return "float" in data.spec(name).dtype
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
 
 
 def chosen_splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[str, str | None]:
@@ -1055,20 +1020,3 @@ def _registered(data: FeatureSet, rows: Any, usual: str = "given") -> str:
     name = next((name for name, view in data.splits.items() if view.rows.tolist() == rows.tolist()), usual)
     data.add_split(name, rows)
     return name
-
-
-def _own_split(validation: Any, data: FeatureSet | FeatureSetView, copy: FeatureSet) -> Any:
-    """Return the name of the split with the rows of a view of the data; any other validation unchanged."""
-    if isinstance(validation, FeatureSetView) and validation.feature_set is data.view().feature_set:
-        return _registered(copy, validation.rows, VALIDATION)
-    return validation
-
-
-def _other(validation: Any, data: FeatureSet) -> FeatureSet | FeatureSetView:
-    """Return rows of another table to validate on, transformed like the data."""
-    if isinstance(validation, (FeatureSet, FeatureSetView)):
-        return transformed_like(validation, data)
-    if not is_table(validation):
-        problem = f"validation={shown(validation)} does not fit a table"
-        raise PhaseError(problem, hint="pass a fraction of the rows, the name of a split, or another table")
-    return transformed_like(new_rows(validation, columns_before_transforms(data)), data)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from anyaccel.accelerator import Accelerator
-from anyaccel.data import FeatureSet, FeatureSetView, Reference, SimpleSampler, Source
+from anyaccel.data import FeatureSet, FeatureSetView, SimpleSampler, Source
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.errors import AnyaccelError
-from anyaccel.fitting.tables import TEXT_SUFFIXES, TRAIN, VALIDATION, is_pair, is_treated
+from anyaccel.fitting.tables import TEXT_SUFFIXES, TRAIN, VALIDATION, is_pair, treatment_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.phases import Checkpoint, EarlyStopping, EvalPhase, TrainPhase
@@ -64,26 +64,39 @@ def recipe_of(
         given, validation, losses, scaler, features, target, seed: Arguments of `fit`.
         is_weighted: Whether `fit` added weights, or drew splits by groups or strata.
     """
-    named = [f"loss[{name!r}]" for name in losses] if isinstance(losses, Mapping) else ["loss"]
-    if isinstance(losses, (list, tuple)):
+    named = ["loss"]
+    if isinstance(losses, Mapping):
+        named = [f"loss[{name!r}]" for name in losses]
+    elif isinstance(losses, (list, tuple)):
         named = [f"loss[{place}]" for place in range(len(losses))]
     data = prepared.data
-    if isinstance(data, Source):
-        return Recipe(_source_lines(data, user_data), (), tuple(named))
-    if is_weighted or is_treated(data):
+    is_set, is_view = isinstance(user_data, (FeatureSet, FeatureSetView)), isinstance(user_data, FeatureSetView)
+    if is_weighted or treatment_of(data) is not None:
         return Recipe((), (), tuple(named))
-    texts = [name for fitted in data.transforms if fitted.role == "target" for name in fitted.results]
+    texts: list[str] = []
+    for fitted in data.transforms if isinstance(data, FeatureSet) else ():
+        texts += fitted.results if fitted.role == "target" else ()
     roles = {"features": list(data.features), "target": [name for name in data.targets if name not in texts]}
+    if isinstance(data, Source):
+        roles |= {"tags": list(data.tags)} if data.tags else {}
+        line = f"source = aa.{type(data).__name__}({data.label!r}, data, {_keywords(roles)})"
+        return Recipe(("source = data" if isinstance(user_data, Source) else line,), (), tuple(named))
     roles |= {"tags": [*data.tags, *texts]} if data.tags or texts else {}
-    lines = list(_reading_lines("data", user_data, roles, features is None and target is None))
+    if is_set:
+        chosen = ""
+        if features is not None or target is not None:
+            chosen = f"features={roles['features']!r}, target={roles['target']!r}"
+        lines = [f"{_DATA} = data{'.feature_set' if is_view else ''}.select({chosen})"]
+    else:
+        lines = [f"{_DATA} = {_reader('data', user_data, roles)}"]
     lines += [_transform_line(fitted, scaler) for fitted in data.transforms if fitted.fit_on == "all"]
     if prepared.casts:
         lines.append(f"{_DATA} = {_DATA}.cast({prepared.casts!r})")
-    rows = f"{_DATA}.take(data.rows, name='given')" if isinstance(user_data, FeatureSetView) else _DATA
+    rows = f"{_DATA}.take(data.rows, name='given')" if is_view else _DATA
     if prepared.share is not None:
         shares = {TRAIN: 1.0 - prepared.share, VALIDATION: prepared.share}
         lines.append(f"{rows}.split_random({shares!r}, seed={seed})")
-    elif isinstance(user_data, FeatureSetView):
+    elif is_view:
         lines.append(f"{_DATA}.add_split({prepared.train!r}, data.rows)")
         if isinstance(validation, FeatureSetView) and isinstance(prepared.validation, str):
             lines.append(f"{_DATA}.add_split({prepared.validation!r}, validation.rows)")
@@ -99,22 +112,6 @@ def recipe_of(
     return Recipe(tuple(lines), tuple(other), tuple(named))
 
 
-def _source_lines(source: Source, data: Any) -> tuple[str, ...]:
-    if isinstance(data, Source):
-        return ("source = data",)
-    roles = {"features": list(source.features), "target": list(source.targets)}
-    roles |= {"tags": list(source.tags)} if source.tags else {}
-    return (f"source = aa.{type(source).__name__}({source.label!r}, data, {_keywords(roles)})",)
-
-
-def _reading_lines(variable: str, data: Any, roles: Mapping[str, Any], is_whole: bool) -> tuple[str, ...]:
-    if isinstance(data, (FeatureSet, FeatureSetView)):
-        base = variable if isinstance(data, FeatureSet) else f"{variable}.feature_set"
-        chosen = {} if is_whole else {"features": roles["features"], "target": roles["target"]}
-        return (f"{_DATA} = {base}.select({_keywords(chosen)})",)
-    return (f"{_DATA} = {_reader(variable, data, roles)}",)
-
-
 def _reader(variable: str, data: Any, roles: Mapping[str, Any]) -> str:
     """Return the call that reads a table."""
     columns = _keywords(roles)
@@ -126,7 +123,12 @@ def _reader(variable: str, data: Any, roles: Mapping[str, Any]) -> str:
         return f"aa.FeatureSet.from_parquet('data', {variable}, {columns})"
     if is_pair(data):
         sides = ((0, roles["features"]), (1, [*roles["target"], *roles.get("tags", ())]))
-        parts = [_pair_part(f"{variable}[{place}]", data[place], names) for place, names in sides]
+        parts = []
+        for place, names in sides:
+            part = f"{names[0]!r}: {variable}[{place}]"
+            if hasattr(data[place], "columns"):
+                part = f"**{{name: {variable}[{place}][name] for name in {variable}[{place}].columns}}"
+            parts.append(part)
         return f"aa.FeatureSet.from_dict('data', {{{', '.join(parts)}}}, {columns})"
     if isinstance(data, list):
         names = [name for columns in roles.values() for name in columns]
@@ -137,12 +139,6 @@ def _reader(variable: str, data: Any, roles: Mapping[str, Any]) -> str:
         return f"aa.FeatureSet.from_dict('data', {variable}, {columns})"
     reader = "from_arrow" if has_table(data) else "from_pandas"
     return f"aa.FeatureSet.{reader}('data', {variable}, {columns})"
-
-
-def _pair_part(variable: str, part: Any, names: Sequence[str]) -> str:
-    if hasattr(part, "columns"):
-        return f"**{{name: {variable}[name] for name in {variable}.columns}}"
-    return f"{names[0]!r}: {variable}"
 
 
 def _transform_line(fitted: Any, scaler: Any) -> str:
@@ -165,24 +161,30 @@ def code_of_fit(graph: ModelGraph, phase: TrainPhase, recipe: Recipe) -> str:
     name = "source" if is_source and lines else _DATA
     if not lines:  # features of a table that was treated, or of a model that computes its loss
         lines = [f"{_DATA} = fitted.graph.feature_sets[{label!r}]  # as fit made it: see fitted.columns"]
-    own = iter(recipe.losses)
-
-    def loss_code(loss: AppliedLoss) -> str:
-        return _loss_code(loss, next(own, "loss") if loss.loss.own is not None else "")
-
     lines += recipe.validation
     outputs = "" if node.outputs is None else f", outputs={list(node.outputs)!r}"
-    lines.append(f"node = aa.ModelNode({node.label!r}, model, {_upstream(node, data, name)}{outputs})")
+    references: list[str] = []
+    for reference in node.upstreams:
+        columns = "" if reference.features == data.features else repr(list(reference.features))  # type: ignore[union-attr]
+        references.append(f"{name}.reference({columns})")
+    inputs = references[0] if len(references) == 1 else f"[{', '.join(references)}]"
+    if node.arguments:
+        by_argument = zip(node.arguments, references, strict=True)
+        inputs = f"{{{', '.join(f'{path[0]!r}: {reference}' for path, reference in by_argument)}}}"
+    lines.append(f"node = aa.ModelNode({node.label!r}, model, {inputs}{outputs})")
     optimizer = "" if graph.optimizer is None else f", {_written(graph.optimizer, 'optimizer')}"
     lines.append(f"graph = aa.ModelGraph([node]{optimizer}, seed={graph.seed})")
     arguments = {"data": name if is_source and recipe.data else _data_code(phase.data, "fitted.phase.data")}
     if phase.losses:
-        arguments["losses"] = f"[{', '.join(map(loss_code, phase.losses))}]"
+        arguments["losses"] = _losses_code(phase.losses, recipe)
     if isinstance(phase.validation, EvalPhase):
-        evaluated = _settings(phase.validation, {"data": _validation_code(phase.validation.data, recipe)}, "validation")
+        rows = phase.validation.data
+        written = _data_code(rows, "validation" if recipe.data else "fitted.phase.validation.data")
+        if recipe.validation and isinstance(rows, Mapping):
+            written = f"{{{', '.join(f'{label!r}: validation_set' for label in rows)}}}"
+        evaluated = _settings(phase.validation, {"data": written}, "validation")
         if phase.validation.losses:
-            own = iter(recipe.losses)
-            evaluated["losses"] = f"[{', '.join(map(loss_code, phase.validation.losses))}]"
+            evaluated["losses"] = _losses_code(phase.validation.losses, recipe)
         arguments["validation"] = _call("aa.EvalPhase", repr(phase.validation.label), evaluated)
     arguments = {**arguments, **_settings(phase, arguments, "")}
     lines += [f"phase = {_call('aa.TrainPhase', repr(phase.label), arguments, each_line=True)}"]
@@ -196,34 +198,19 @@ def _data_code(data: Any, variable: str) -> str:
     return repr(data) if isinstance(data, str) else variable
 
 
-def _validation_code(data: Any, recipe: Recipe) -> str:
-    if recipe.validation and isinstance(data, Mapping):
-        return f"{{{', '.join(f'{label!r}: validation_set' for label in data)}}}"
-    return _data_code(data, "validation" if recipe.data else "fitted.phase.validation.data")
-
-
-def _upstream(node: Any, data: FeatureSet, name: str) -> str:
-    references = [_reference(upstream, data, name) for upstream in node.upstreams]
-    if not node.arguments:
-        return references[0] if len(references) == 1 else f"[{', '.join(references)}]"
-    return f"{{{', '.join(f'{path[0]!r}: {it}' for path, it in zip(node.arguments, references, strict=True))}}}"
-
-
-def _reference(upstream: Reference, data: FeatureSet, name: str) -> str:
-    if upstream.features == data.features:
-        return f"{name}.reference()"
-    return f"{name}.reference({list(upstream.features)!r})"
-
-
-def _loss_code(loss: AppliedLoss, own: str) -> str:
-    made = own if loss.loss.own is not None else _written(loss.loss, "loss")
-    plain = loss.loss.own is None and set(loss.loss.get_config()) == {"loss"}
-    config = {"inputs": list(loss.inputs), "weight": loss.weight, "label": loss.label or None}
-    config |= {"sample_weight": loss.sample_weight, "mask": loss.mask}
-    usual = {"inputs": ["outputs", "targets"], "weight": 1.0, "label": loss.on or None}
-    kept = {name: repr(value) for name, value in config.items() if value != usual.get(name)}
-    on = {"on": repr(loss.on)} if loss.on else {}
-    return _call("aa.AppliedLoss", repr(loss.loss.name) if plain else made, {**on, **kept})
+def _losses_code(losses: Sequence[AppliedLoss], recipe: Recipe) -> str:
+    own, codes = iter(recipe.losses), []
+    for loss in losses:
+        made = next(own, "loss") if loss.loss.own is not None else _written(loss.loss, "loss")
+        if loss.loss.own is None and set(loss.loss.get_config()) == {"loss"}:
+            made = repr(loss.loss.name)
+        config = {"inputs": list(loss.inputs), "weight": loss.weight, "label": loss.label or None}
+        config |= {"sample_weight": loss.sample_weight, "mask": loss.mask}
+        usual = {"inputs": ["outputs", "targets"], "weight": 1.0, "label": loss.on or None}
+        kept = {name: repr(value) for name, value in config.items() if value != usual.get(name)}
+        on = {"on": repr(loss.on)} if loss.on else {}
+        codes.append(_call("aa.AppliedLoss", made, {**on, **kept}))
+    return f"[{', '.join(codes)}]"
 
 
 def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> dict[str, str]:

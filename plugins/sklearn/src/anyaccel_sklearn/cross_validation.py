@@ -18,7 +18,7 @@ from anyaccel.data.readers.dataframes import check_order_of_rows
 from anyaccel.data.roles import Names, listed, names_of, no_column
 from anyaccel.errors import PhaseError, ResultError, TableWarning
 from anyaccel.fitting import FittedModel, fit
-from anyaccel.fitting.fit_function import TableModel
+from anyaccel.fitting.fit_function import is_sized
 from anyaccel.fitting.probabilities import CLASSES, YES_OR_NO
 from anyaccel.fitting.tables import (
     LABEL,
@@ -158,7 +158,7 @@ def cross_validate(
         >>> found.predictions.shape, found.probabilities.shape
         ((40,), (40, 2))
     """
-    if not TableModel(model, fit_arguments.get("framework"), fit_arguments.get("accelerator", "auto")).is_sized:
+    if not is_sized(model, fit_arguments.get("framework")):
         raise PhaseError(
             f"cross_validate got a {type(model).__name__}, which would continue learning from fold to fold "
             "and be tested on known rows",

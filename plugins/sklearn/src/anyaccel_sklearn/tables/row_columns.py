@@ -15,7 +15,6 @@ from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.readers.dataframes import check_order_of_rows
 from anyaccel.data.roles import Names, listed, names_of, stamp
 from anyaccel.errors import ColumnError, PhaseError
-from anyaccel.fitting.fit_function import EqualRows
 from anyaccel.fitting.tables import (
     LABEL,
     TRAIN,
@@ -34,7 +33,7 @@ _CLASSES, _YES_OR_NO = "cross_entropy", "binary_cross_entropy"
 _WEIGHTS, _BALANCED = "sample_weight", "balanced"
 
 
-class RowColumns(EqualRows):
+class RowColumns:
     """The columns of a table with the weights of rows, and with the rows that stay in one split.
 
     Args:
