@@ -57,7 +57,12 @@ def flag(error: Error, where: str, name: str, value: Any) -> bool:
 
 def text(error: Error, where: str, name: str, value: Any, wanted: str = "text", example: str = "'NAME'") -> str:
     """Return text that is not empty."""
-    return str(check(error, where, name, value, lambda it: isinstance(it, str) and it and it.encode(), wanted, example))
+    try:
+        if isinstance(value, str) and value and value.encode():
+            return str(value)
+    except UnicodeEncodeError:
+        pass
+    raise _refused(error, where, name, value, wanted, example)
 
 
 def integer(error: Error, where: str, name: str, value: Any, least: int, example: int | None = None) -> int:
@@ -70,12 +75,17 @@ def integer(error: Error, where: str, name: str, value: Any, least: int, example
 
 def number(error: Error, where: str, name: str, value: Any, fits: Fits, wanted: str, example: object) -> Any:
     """Return a finite real number that fits."""
-    is_real = lambda it: isinstance(it, Real) and not isinstance(it, bool) and math.isfinite(it) and fits(it)  # noqa: E731
-    return check(error, where, name, value, is_real, wanted, example)
+    try:
+        if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and fits(value):
+            return value
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise _refused(error, where, name, value, wanted, example)
 
 
 def mapping(error: Error, where: str, name: str, value: Any, example: str = "{'NAME': ...}") -> dict[str, Any]:
     """Return a new dict with text keys; empty for None."""
     value = {} if value is None else value
-    fits = lambda it: isinstance(it, Mapping) and all(isinstance(key, str) for key in it)  # noqa: E731
-    return dict(check(error, where, name, value, fits, "a dict with text keys", example))
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return dict(value)
+    raise _refused(error, where, name, value, "a dict with text keys", example)

@@ -52,16 +52,6 @@ class DeviceInfo:
 Kind = TypeVar("Kind")
 
 
-def _derives(key: type[Any] | str, kind: type[Any]) -> bool:
-    """Return whether a key of `capabilities` names a class derived from one, without importing unrelated packages."""
-    if isinstance(key, str):
-        package, _, name = key.partition(".")
-        if package != kind.__module__.partition(".")[0]:
-            return False
-        key = getattr(sys.modules[package], name)
-    return isinstance(key, type) and issubclass(key, kind)
-
-
 class Backend(ABC):
     """One framework on one or more kinds of device. A plugin's `backends()` hook returns the instances.
 
@@ -107,27 +97,29 @@ class Backend(ABC):
         if kind not in made:
             if isinstance(self, kind):
                 return self
-            name = capability_name(kind)
-            of_kind = [key for key in self.capabilities if key == name or _derives(key, kind)]
-            declared = of_kind[-1] if of_kind else None  # a derived backend adds its own behind those it has
+            name, declared = capability_name(kind), None
+            package = name.partition(".")[0]
+            for key in self.capabilities:  # the last one counts: a derived backend adds its own behind those it has
+                named_class: Any = key
+                if isinstance(key, str) and key != name and key.partition(".")[0] == package:
+                    # A class of the same package; others are not imported.
+                    named_class = getattr(sys.modules[package], key.partition(".")[2])
+                if key == name or (isinstance(named_class, type) and issubclass(named_class, kind)):
+                    declared = key
             if declared is None:
-                made.setdefault(kind, self._brought(kind))
+                name = f"{self.framework}.{name}"
+                entry = named(BROUGHT, name)
+                brought = None if entry is None else loaded(entry)(self)
+                if entry is not None and brought is not None and not isinstance(brought, kind):
+                    problem = f"the entry point {name} returns {brought!r:.200}, which is not a {kind.__name__}"
+                    raise PluginError(problem, hint=f"update or uninstall {entry.value.partition('.')[0]}")
+                made.setdefault(kind, brought)
             else:
                 made.setdefault(
                     kind, made.get(declared) or made.setdefault(declared, self.capabilities[declared](self))
                 )
         implementation: Kind = made[kind]
         return implementation
-
-    def _brought(self, kind: type[Any]) -> Any:
-        """Return the capability that another plugin provides by an entry point; None if none does."""
-        name = f"{self.framework}.{capability_name(kind)}"
-        entry = named(BROUGHT, name)
-        brought = None if entry is None else loaded(entry)(self)
-        if entry is not None and brought is not None and not isinstance(brought, kind):
-            problem = f"the entry point {name} returns {brought!r:.200}, which is not a {kind.__name__}"
-            raise PluginError(problem, hint=f"update or uninstall {entry.value.partition('.')[0]}")
-        return brought
 
     @final
     def required(self, kind: type[Kind]) -> Kind:

@@ -95,7 +95,8 @@ def spelling(value: Any) -> str:
 
 def vendor_of(text: str) -> str:
     """Return the vendor that the text of a device implies (`"nvidia"` for `"cuda:1"`), or `""`."""
-    return {**ALIASES, "mps": ("mps", "apple")}.get(text.partition(":")[0], ("", ""))[1]
+    kind = text.partition(":")[0]
+    return "apple" if kind == "mps" else ALIASES.get(kind, ("", ""))[1]
 
 
 def _split(text: str) -> tuple[str, int]:

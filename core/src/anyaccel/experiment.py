@@ -82,7 +82,9 @@ class Experiment(AttributeHints):
         if not isinstance(phases, Iterable) or isinstance(phases, str):
             problem = f"experiment {label!r}: phases must be a list, got {shown(phases)}"
             raise PhaseError(problem, hint="write phases=[TrainPhase(...)]")
-        self.phases = tuple(self._checked(phase) for phase in phases)
+        self.phases = tuple(phases)
+        for phase in self.phases:
+            checked_runnable(phase, f"experiment {self.label!r}")
         self.callbacks = checked_callbacks(f"experiment {label!r}", callbacks)
         self.progress = checked_progress(progress)
         self.history: list[Results] = []
@@ -150,11 +152,8 @@ class Experiment(AttributeHints):
             >>> plan.device("net"), plan.fits
             (Device(kind='cpu', index=0), True)
         """
-        return plan_for(self._checked(phase), self.graph, inventory)
-
-    def _checked(self, phase: Any) -> Phase:
-        checked: Any = checked_runnable(phase, f"experiment {self.label!r}")
-        return checked  # type: ignore[no-any-return]
+        checked_runnable(phase, f"experiment {self.label!r}")
+        return plan_for(phase, self.graph, inventory)
 
     def run_phase(self, phase: Phase, *, resume: str = "never") -> Any:
         """Run a phase. Its results are added to `history`, even if it fails or is interrupted.
@@ -171,9 +170,8 @@ class Experiment(AttributeHints):
         Raises:
             AnyaccelError: the phase cannot run. It is raised before anything moves if the reason can be known then.
         """
-        return self._checked(phase).run_once(
-            self.graph, self.label, self.callbacks, self.progress, resume, self.history
-        )
+        checked_runnable(phase, f"experiment {self.label!r}")
+        return phase.run_once(self.graph, self.label, self.callbacks, self.progress, resume, self.history)
 
     def plot(self, figure: str = "loss", *, ax: Any = None) -> Any:
         """Plot one value of every TrainPhase in `history` against its epoch numbers.
@@ -239,7 +237,9 @@ class Experiment(AttributeHints):
             >>> len(experiment.history)
             2
         """
-        to_run = tuple(self._checked(phase) for phase in phases) or self.phases
+        for phase in phases:
+            checked_runnable(phase, f"experiment {self.label!r}")
+        to_run = phases or self.phases
         if not to_run:
             raise PhaseError(
                 f"experiment {self.label!r} has no phases", hint="write Experiment(..., phases=[...]), or run(phase)"

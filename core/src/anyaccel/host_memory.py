@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -34,10 +33,27 @@ def host_memory(root: Path = _ROOT) -> HostMemory:
     Free memory is the memory available without swapping, including the system's caches. `root` is the directory of
     `proc` and `sys`.
     """
-    meminfo = _meminfo(root / "proc/meminfo")
+    meminfo = {name: int(kilobytes) * 1024 for name, kilobytes in _MEMINFO.findall(_text(root / "proc/meminfo"))}
     total = meminfo.get("MemTotal", 0) or _pages("SC_PHYS_PAGES")
     free = meminfo.get("MemAvailable", 0) or meminfo.get("MemFree", 0) or _pages("SC_AVPHYS_PAGES")
-    for limit, used in _limits(root):
+    limits: list[tuple[int, int]] = []  # and what is used of each
+    for limit in _ADDRESS_SPACE.findall(_text(root / "proc/self/limits")):
+        status = dict(_MEMINFO.findall(_text(root / "proc/self/status")))
+        limits.append((int(limit), int(status.get("VmSize", 0)) * 1024))
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        is_version_1 = "memory" in controllers.split(",")
+        name_of_limit, name_of_used, name_of_cached = _VERSION_1 if is_version_1 else _VERSION_2
+        mounts = ("memory",) if is_version_1 else ("", "unified") if not controllers else ()
+        for folder in _groups(root / "sys/fs/cgroup", mounts, path, name_of_limit):
+            most, now = _text(folder / name_of_limit).strip(), _text(folder / name_of_used).strip()
+            if most.isdecimal() and now.isdecimal() and int(most) < 2**60:  # version 1 says nearly 2**63 for no limit
+                cached = 0  # what the system would give up
+                for words in map(str.split, _text(folder / "memory.stat").splitlines()):
+                    if len(words) == 2 and words[0] == name_of_cached and words[1].isdecimal():
+                        cached = int(words[1])
+                limits.append((int(most), max(int(now) - cached, 0)))
+    for limit, used in limits:
         if limit < total or not total:
             total = limit
         free = min(free or limit, max(limit - used, 0))
@@ -78,26 +94,6 @@ def is_own(array: np.ndarray) -> bool:
     return is_dense(array) and bool(owner.flags.owndata)
 
 
-def _meminfo(path: Path) -> dict[str, int]:
-    """Return those bytes of Linux's meminfo that are used here, by name; empty on other systems."""
-    return {name: int(kilobytes) * 1024 for name, kilobytes in _MEMINFO.findall(_text(path))}
-
-
-def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use, in bytes: of the address space, and without caches of every control group that has a limit."""
-    for limit in _ADDRESS_SPACE.findall(_text(root / "proc/self/limits")):
-        yield int(limit), _meminfo(root / "proc/self/status").get("VmSize", 0)
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        is_version_1 = "memory" in controllers.split(",")
-        limit, used, cached = _VERSION_1 if is_version_1 else _VERSION_2
-        mounts = ("memory",) if is_version_1 else ("", "unified") if not controllers else ()
-        for folder in _groups(root / "sys/fs/cgroup", mounts, path, limit):
-            most, now = _text(folder / limit).strip(), _text(folder / used).strip()
-            if most.isdecimal() and now.isdecimal() and int(most) < 2**60:  # version 1 says nearly 2**63 for no limit
-                yield int(most), max(int(now) - _stat(folder / "memory.stat").get(cached, 0), 0)
-
-
 @cache
 def _groups(parent: Path, mounts: tuple[str, ...], path: str, limit: str) -> list[Path]:
     """Return control groups that have limits, up to each mount point, which in a container is often the group
@@ -107,11 +103,6 @@ def _groups(parent: Path, mounts: tuple[str, ...], path: str, limit: str) -> lis
     depths = range(len(parts), -1, -1)
     folders = (parent.joinpath(mount, *parts[:depth]) for mount in mounts for depth in depths)
     return [folder for folder in folders if (folder / limit).exists()]
-
-
-def _stat(path: Path) -> Mapping[str, int]:
-    words = (line.split() for line in _text(path).splitlines())
-    return {name: int(value) for name, value in (pair for pair in words if len(pair) == 2) if value.isdecimal()}
 
 
 def _text(path: Path) -> str:

@@ -115,8 +115,12 @@ class _MainThread:
 
     def _raise(self, handler: Handler, number: int, frame: FrameType | None) -> None:
         try:
-            _call(handler, number, frame)
+            handler(number, frame)
         except BaseException as error:
+            # torch raises in any place of the main thread that a worker of some DataLoader has died. The loader that
+            # waits for it raises the same, and there it is known which batch of which source is missing.
+            if isinstance(error, Exception) and number == getattr(signal, "SIGCHLD", None):
+                return
             self.raised = error, number, handler
             raise
 
@@ -129,16 +133,6 @@ class _MainThread:
         """Stop deferring signals in a forked process."""
         self.held, self.depth = False, 0
         self.waiting.clear()
-
-
-def _call(handler: Handler, number: int, frame: FrameType | None) -> None:
-    try:
-        handler(number, frame)
-    except Exception:
-        # torch raises in any place of the main thread that a worker of some DataLoader has died. The loader that waits
-        # for it raises the same, and there it is known which batch of which source is missing.
-        if number != getattr(signal, "SIGCHLD", None):
-            raise
 
 
 _main = _MainThread()
@@ -214,7 +208,8 @@ class allowed(AbstractContextManager[None]):
         self._active = _on_main_thread()
         if self._active:
             self._outer, self._boundary = _main.held, _main.boundary
-            check()
+            if _main.waiting:
+                _main.deliver()
             _main.boundary = id(sys._getframe(1))  # noqa: SLF001
             _main.held = False
 

@@ -60,17 +60,38 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
             WORLD_SIZE, LOCAL_RANK alone).
     """
     variables_of_process = os.environ if environment is None else environment
-    if not any(name in variables_of_process for name in _NAMES):  # no launcher at all
+    if _NAMES.isdisjoint(variables_of_process):  # no launcher at all
         return None
     variables = innermost(variables_of_process)
     check_partial(variables_of_process, variables)
     if variables is None:
         return None
-    rank, size = _place(variables_of_process, variables)
+    rank, size = number(variables_of_process, variables.rank), number(variables_of_process, variables.size)
+    if rank >= size:
+        raise ConfigError(
+            f"the environment has {variables.rank}={rank} and {variables.size}={size}",
+            available=f"ranks 0 to {size - 1}",
+            hint=f"start all processes with one launcher, or unset {variables.rank} for a single process",
+        )
     if size == 1:
         return None
-    local = _local_place(variables_of_process, variables, size)
-    return Launched(rank, size, local[0], local_size=local[1])
+    # Rank and number on this machine, to the extent that the launcher sets them.
+    local, n_local = local_rank(variables_of_process, variables), local_size(variables_of_process, variables)
+    problem = available = ""
+    if n_local is not None and n_local > size:
+        problem, available = f"{n_local} processes on this machine, of {size} in all", f"1 to {size}"
+    elif local is not None and local >= (n_local or size):
+        problem = f"rank {local} on this machine, of {n_local or size}"
+        available = f"ranks 0 to {(n_local or size) - 1}"
+    if problem:
+        names = [variables.size, *variables.local_rank, *variables.local_size]
+        shown = ", ".join(f"{name}={variables_of_process[name]}" for name in names if variables_of_process.get(name))
+        raise ConfigError(
+            f"the variables of {variables.launcher} contradict each other, {problem}: {shown}",
+            available=available,
+            hint="start all processes with one launcher, and unset the variables of other launchers",
+        )
+    return Launched(rank, size, local, local_size=n_local)
 
 
 def is_main_process() -> bool:
@@ -120,11 +141,11 @@ PMI = Variables(
 SLURM = Variables("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), ())
 LAUNCHERS = (TORCHRUN, OPEN_MPI, PMI, SLURM)
 _MPI = (OPEN_MPI, PMI)
-_NAMES = [
+_NAMES = frozenset(
     name
     for launcher in LAUNCHERS
     for name in (launcher.rank, launcher.size, *launcher.local_rank, *launcher.local_size)
-]
+)
 
 
 def innermost(environment: Mapping[str, str]) -> Variables | None:
@@ -138,35 +159,6 @@ def innermost(environment: Mapping[str, str]) -> Variables | None:
         several = [launcher for launcher in outer if number(environment, launcher.size) > 1]
         check_agreement(environment, [TORCHRUN, *several])
     return TORCHRUN
-
-
-def _place(environment: Mapping[str, str], variables: Variables) -> tuple[int, int]:
-    rank, size = number(environment, variables.rank), number(environment, variables.size)
-    if rank >= size:
-        raise ConfigError(
-            f"the environment has {variables.rank}={rank} and {variables.size}={size}",
-            available=f"ranks 0 to {size - 1}",
-            hint=f"start all processes with one launcher, or unset {variables.rank} for a single process",
-        )
-    return rank, size
-
-
-def _local_place(environment: Mapping[str, str], variables: Variables, size: int) -> tuple[int | None, int | None]:
-    """Return the rank on this machine and the number of processes there, to the extent that the launcher sets them."""
-    rank, n_local = local_rank(environment, variables), local_size(environment, variables)
-    if n_local is not None and n_local > size:
-        problem, available = f"{n_local} processes on this machine, of {size} in all", f"1 to {size}"
-    elif rank is not None and rank >= (n_local or size):
-        problem, available = f"rank {rank} on this machine, of {n_local or size}", f"ranks 0 to {(n_local or size) - 1}"
-    else:
-        return rank, n_local
-    names = [variables.size, *variables.local_rank, *variables.local_size]
-    shown = ", ".join(f"{name}={environment[name]}" for name in names if environment.get(name))
-    raise ConfigError(
-        f"the variables of {variables.launcher} contradict each other, {problem}: {shown}",
-        available=available,
-        hint="start all processes with one launcher, and unset the variables of other launchers",
-    )
 
 
 # -- partial variables: what launchers say of a process that is not its rank and their number, or not the same ---------
@@ -209,26 +201,22 @@ def check_partial(environment: Environment, launcher: Variables | None) -> None:
         if is_set(environment, variables):
             continue
         if launcher is None:
-            _check_alone(environment, variables)
+            names = [name for name in (variables.size, variables.rank, *variables.local_rank) if environment.get(name)]
+            default = 0 if variables is SLURM else None
+            told = [name for name in names if number(environment, name) != (1 if name == variables.size else default)]
+            if told:
+                shown = " and ".join(f"{name}={environment[name]}" for name in told)
+                missing = " and ".join(name for name in (variables.rank, variables.size) if not environment.get(name))
+                raise ConfigError(
+                    f"the environment has {shown}, but not {missing}, so the rank or the number of processes is "
+                    "unknown",
+                    available=f"{variables.rank} and {variables.size}, or neither for a single process",
+                    hint="start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or "
+                    f"mpirun) and pass on all variables that it sets; or unset {' and '.join(told)}",
+                )
         elif variables is not SLURM and not (launcher is TORCHRUN and environment.get("LOCAL_WORLD_SIZE")):
             # Slurm's zeros may be of a batch script, and torchrun may have been started by the other launcher.
             check_agreement(environment, [variables, launcher])
-
-
-def _check_alone(environment: Environment, variables: Variables) -> None:
-    names = [name for name in (variables.size, variables.rank, *variables.local_rank) if environment.get(name)]
-    default = 0 if variables is SLURM else None
-    told = [name for name in names if number(environment, name) != (1 if name == variables.size else default)]
-    if not told:
-        return
-    shown = " and ".join(f"{name}={environment[name]}" for name in told)
-    missing = " and ".join(name for name in (variables.rank, variables.size) if not environment.get(name))
-    raise ConfigError(
-        f"the environment has {shown}, but not {missing}, so the rank or the number of processes is unknown",
-        available=f"{variables.rank} and {variables.size}, or neither for a single process",
-        hint="start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or mpirun) and "
-        f"pass on all variables that it sets; or unset {' and '.join(told)}",
-    )
 
 
 # -- what each launcher says ------------------------------------------------------------------------------------------

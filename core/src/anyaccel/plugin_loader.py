@@ -1,5 +1,4 @@
-"""Plugin loader: finds plugins through entry points, and checks the content of a module and the results of its
-backends.
+"""Plugin loader: finds plugins through entry points, and checks the content of a module.
 
 An entry point of the group `anyaccel` names a plugin module. Core's own plugin, NumPy, is named by `BUILT_IN_MODULE`
 instead, so that it works without installed metadata and cannot be disabled.
@@ -14,19 +13,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from anyaccel import hookspecs
-from anyaccel.backend import Backend, DeviceInfo
+from anyaccel.backend import Backend
 from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.distributions import check_version, entry_points
-from anyaccel.errors import AnyaccelError, ConfigError, PluginError
+from anyaccel.errors import AnyaccelError, PluginError
 from anyaccel.printable import printable
 
 if TYPE_CHECKING:
@@ -84,7 +82,7 @@ class Plugin:
             return "; ".join([*self.faults, *self.delays])
         if isinstance(self.error, AnyaccelError):  # its hint is `hint`
             return " ".join(str(AnyaccelError(self.error.problem, available=self.error.available)).split())
-        return _one_line(self.error)
+        return one_line(self.error)
 
     @property
     def hint(self) -> str:
@@ -219,25 +217,6 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
 _FORMS = "a lower-case word as framework; tuples of words as kinds, import_roots, environment; a bool as fork_safe"
 
 
-def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
-    for value in values:
-        if not (isinstance(value, Device) and value.kind in backend.kinds):
-            return False
-    return len(set(values)) == len(values)
-
-
-# method -> what it returns, whether an answer is that, and what stands for a wrong answer
-_ANSWERS: dict[str, tuple[str, Callable[[Backend, Any], bool], Callable[..., Any]]] = {
-    "devices": ("devices of its kinds, each once", _are_devices, tuple),
-    "owns": ("True or False", lambda backend, found: isinstance(found, bool), lambda obj: False),
-    "device_info": ("a complete DeviceInfo", lambda backend, found: _is_info(found), lambda d: DeviceInfo(str(d))),
-    "device_string": ("a text", lambda backend, found: isinstance(found, str), str),
-    "unavailable_reason": ("a text", lambda backend, found: isinstance(found, str), lambda device: ""),
-    "native_device": ("a device", lambda backend, found: found is not None, str),
-}
-_MOST_DEVICES = 10_000  # so that a generator without an end ends
-
-
 def raise_interrupt(error: BaseException) -> None:
     """Raise interrupts that no plugin is blamed for: Ctrl-C, GeneratorExit, exceptions of signal handlers. Call it in
     `except`.
@@ -249,37 +228,13 @@ def raise_interrupt(error: BaseException) -> None:
         raise error
 
 
-def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
-    """Return the result of a method of `_ANSWERS` (`devices` as a tuple), and `""`.
-
-    If it raises (SystemExit too), or returns something else, return a substitute and the fault.
-
-    Raises:
-        ConfigError: the backend reads an environment variable that is wrong.
-    """
-    expected, is_right, stand_in = _ANSWERS[method]
-    try:
-        answer = getattr(backend, method)(*arguments)
-        answer = tuple(islice(answer, _MOST_DEVICES)) if method == "devices" else answer
-        fault = "" if is_right(backend, answer) else f"returned {answer!r:.200}, not {expected}"
-    except ConfigError:  # of a variable of the environment: the user's mistake, and no fault of the plugin
-        raise
-    except BaseException as error:  # panics of native code (Rust's) are no Exception
-        raise_interrupt(error)
-        fault = f"raised {_one_line(error)}"
-    return (stand_in(*arguments), fault) if fault else (answer, "")
-
-
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return the type and the text of an exception in one line."""
     try:
         words = str(error)[:500]
     except Exception as failed:  # of a class whose __str__ fails
         words = f"({type(failed).__name__} in str)"
     return printable(" ".join(f"{type(error).__name__}: {words}".split()))
-
-
-def _is_info(value: Any) -> bool:
-    return isinstance(value, DeviceInfo) and all(map(isinstance, astuple(value), (str, str, str, str, int)))
 
 
 def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) -> Any:

@@ -7,17 +7,19 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import replace
+from dataclasses import astuple, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
 from anyaccel import plugin_loader as loader
-from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange, Memory
+from anyaccel.backend import Backend, Compute, ComputingBackend, DeviceInfo, Exchange, Memory
 from anyaccel.device import Device
 from anyaccel.errors import (
     AmbiguousOwnerError,
     CapabilityError,
+    ConfigError,
     DeviceUnavailableError,
     FrameworkError,
     NoBackendError,
@@ -32,7 +34,43 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _UNBROKEN = True  # see `interrupts`
+_MOST_DEVICES = 10_000  # so that a generator without an end ends
 _PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None), dict, list, tuple})  # of no framework
+
+
+_PLUGINS_OF = {
+    framework: frozenset(name for name, of_plugin in BACKEND_PLUGINS.items() if of_plugin == framework)
+    for framework in BACKEND_PLUGINS.values()
+}
+"""anyaccel's own plugins of a framework."""
+
+
+def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
+    for value in values:
+        if not (isinstance(value, Device) and value.kind in backend.kinds):
+            return False
+    return len(set(values)) == len(values)
+
+
+def _is_text(backend: Backend, found: Any) -> bool:
+    return isinstance(found, str)
+
+
+_ANSWERS: dict[str, tuple[str, Callable[[Backend, Any], bool], Callable[..., Any]]] = {
+    "devices": ("devices of its kinds, each once", _are_devices, tuple),
+    "owns": ("True or False", lambda backend, found: isinstance(found, bool), lambda obj: False),
+    "device_info": (
+        "a complete DeviceInfo",
+        lambda backend, found: (
+            isinstance(found, DeviceInfo) and all(map(isinstance, astuple(found), (str, str, str, str, int)))
+        ),
+        lambda device: DeviceInfo(str(device)),
+    ),
+    "device_string": ("a text", _is_text, str),
+    "unavailable_reason": ("a text", _is_text, lambda device: ""),
+    "native_device": ("a device", lambda backend, found: found is not None, str),
+}
+"""By method of a backend: what it returns, whether an answer is that, and what stands for a wrong answer."""
 
 
 class Registry:
@@ -118,9 +156,6 @@ class Registry:
             finally:
                 self._loading = False
 
-    def _load_framework(self, framework: str) -> None:
-        self._load({name for name, plugin_framework in BACKEND_PLUGINS.items() if plugin_framework == framework})
-
     def register(self, module: Any, name: str) -> None:
         """Register a plugin module without an entry point, under this name. For tests and notebooks.
 
@@ -182,17 +217,34 @@ class Registry:
         return next((p for p in self._plugins.values() if any(other is backend for other in p.backends)), None)
 
     def ask(self, backend: Backend, method: str, *arguments: Any, required: bool = False) -> Any:
-        """Call a method of a backend like `plugin_loader.ask`; errors go to `plugins`, or, if `required`, raise a
-        PluginError.
+        """Return the result of a method of `_ANSWERS` (`devices` as a tuple).
+
+        If it raises (SystemExit too), or returns something else, the fault goes to `plugins`, and a substitute is
+        returned.
+
+        Raises:
+            PluginError: it raises or returns something else, and is `required`.
+            ConfigError: the backend reads an environment variable that is wrong.
         """
-        answer, fault = loader.ask(backend, method, *arguments)
-        plugin = self._plugin_of(backend) if fault else None
+        expected, is_right, stand_in = _ANSWERS[method]
+        try:
+            answer = getattr(backend, method)(*arguments)
+            answer = tuple(islice(answer, _MOST_DEVICES)) if method == "devices" else answer
+            if is_right(backend, answer):
+                return answer
+            fault = f"returned {answer!r:.200}, not {expected}"
+        except ConfigError:  # of a variable of the environment: the user's mistake, and no fault of the plugin
+            raise
+        except BaseException as error:  # panics of native code (Rust's) are no Exception
+            loader.raise_interrupt(error)
+            fault = f"raised {loader.one_line(error)}"
+        plugin = self._plugin_of(backend)
         if plugin:
             plugin.add_fault(f"{method}() of its backend for {backend.framework}", fault)
-        if fault and required:
+        if required:
             problem = f"{method}() of the backend for {backend.framework} {fault}"
             raise PluginError(f"plugin {plugin}: {problem}" if plugin else problem, hint=plugin.hint if plugin else "")
-        return answer
+        return stand_in(*arguments)
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
@@ -220,10 +272,14 @@ class Registry:
 
     def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
         """Return each framework, or only this one, with each of its devices."""
-        self.load() if framework is None else self._load_framework(framework)
-        served = [backend for backend, _ in self._served.values() if framework in (None, backend.framework)]
-        listed = [(backend, device) for backend in served for device in self.ask(backend, "devices")]
-        return [(b.framework, device) for b, device in listed if self._table.get((b.framework, device.kind)) is b]
+        self.load() if framework is None else self._load(_PLUGINS_OF.get(framework, frozenset()))
+        listed = []
+        for backend, _ in self._served.values():
+            if framework in (None, backend.framework):
+                for device in self.ask(backend, "devices"):
+                    if self._table.get((backend.framework, device.kind)) is backend:
+                        listed.append((backend.framework, device))
+        return listed
 
     @property
     def hooks(self) -> pluggy.PluginManager:
@@ -233,7 +289,7 @@ class Registry:
 
     def kinds(self, framework: str) -> tuple[str, ...]:
         """Return the kinds of device that a framework runs on; raise FrameworkError if no plugin runs it."""
-        self._load_framework(framework)
+        self._load(_PLUGINS_OF.get(framework, frozenset()))
         kinds = tuple(kind for name, kind in self._table if name == framework)
         if not kinds:
             raise self._no_plugin(framework)
@@ -252,7 +308,7 @@ class Registry:
 
     def serves(self, framework: str, kind: str) -> bool:
         """Return whether a plugin runs a framework on a kind of device."""
-        self._load_framework(framework)
+        self._load(_PLUGINS_OF.get(framework, frozenset()))
         return (framework, kind) in self._table
 
     def find(self, framework: str, kind: str | None = None) -> Backend:

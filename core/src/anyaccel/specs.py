@@ -78,16 +78,21 @@ class Schedule(Spec):
             raise _unknown("schedule", name, SCHEDULES)
         what, takes = f"schedule {name!r}", {} if function else SCHEDULES[name].settings
         _check_names(what, settings, takes, also=("warmup",))
-        missing = [key for key, setting in takes.items() if key not in settings and setting.default is REQUIRED]
+        missing, values = [], {}
+        for key, setting in takes.items():
+            values[key] = settings.get(key, setting.default)
+            missing += [key] if values[key] is REQUIRED else []
         if missing:
             raise SpecError(
                 f"{what} lacks {', '.join(missing)}",
                 hint=f"write Schedule({name!r}, {missing[0]}={takes[missing[0]].example})",
             )
-        settings = {key: _checked(f"{what}: ", key, settings.get(key, s.default), s) for key, s in takes.items()}
+        for key in settings:
+            values[key] = _checked(f"{what}: ", key, values[key], takes[key])
         warmup = int(_checked(f"{what}: ", "warmup", warmup))
-        assign_fields(self, name=name, warmup=warmup, settings=tuple(sorted(settings.items())), own=function)
-        self.factor(warmup if function else 0)
+        assign_fields(self, name=name, warmup=warmup, settings=tuple(sorted(values.items())), own=function)
+        if function:
+            self.factor(warmup)
 
     def factor(self, step: int) -> float:
         """Return the factor at `step` (0 is the first), computed in float64."""
@@ -175,7 +180,8 @@ class Optimizer(Spec):
         groups: Mapping[Any, Mapping[str, Any]] | None = None,
         **settings: Any,
     ) -> None:
-        settings = {**_checked("", "opt_kwargs", {} if opt_kwargs is None else opt_kwargs), **settings}
+        if opt_kwargs is not None:
+            settings = {**_checked("", "opt_kwargs", opt_kwargs), **settings}
         lr = settings.pop("lr", lr)
         custom = None if isinstance(name, str) else name
         finished = None if callable(custom) else custom
@@ -185,13 +191,12 @@ class Optimizer(Spec):
             raise SpecError(problem, available=f"names: {', '.join(OPTIMIZERS)}", hint=hint)
         text = name.lower() if isinstance(name, str) else _name_of(name)
         where = f"optimizer {text!r}: "
-        rates = {"lr": lr} | {key: settings[key] for key in ("learning_rate",) if key in settings}
-        changing = next((key for key, rate in rates.items() if callable(rate)), None)
-        if changing is not None:
-            raise SpecError(
-                f"{where}{changing} is a {type(rates[changing]).__name__}, but lr must be a number",
-                hint=f"write lr=1.0, schedule=... with this value of {changing}, a function of the step",
-            )
+        for key, rate in (("lr", lr), ("learning_rate", settings.get("learning_rate"))):
+            if callable(rate):
+                raise SpecError(
+                    f"{where}{key} is a {type(rate).__name__}, but lr must be a number",
+                    hint=f"write lr=1.0, schedule=... with this value of {key}, a function of the step",
+                )
         if custom is not None and "learning_rate" in settings:
             rate = settings["learning_rate"]
             raise SpecError(f"{where}the learning rate is called lr", hint=f"write lr={rate!r}, without learning_rate")
@@ -204,9 +209,11 @@ class Optimizer(Spec):
             )
         if isinstance(lr, (int, float)) and lr == 0:
             raise SpecError(f"{where}lr={lr!r} is not a positive number", hint=f"write lr=0.001, or {FREEZING_HINT}")
-        lr = _checked(where, "lr", lr if lr is not None else 1e-3 if custom is None or callable(custom) else 1.0)
-        clipping = {key: _checked(where, key, v) for key, v in zip(_CLIPPING, (clip_norm, clip_value), strict=True)}
-        if None not in clipping.values():
+        usual_lr = 1e-3 if custom is None or callable(custom) else 1.0
+        lr = usual_lr if lr is None else _checked(where, "lr", lr)
+        clip_norm = None if clip_norm is None else _checked(where, "clip_norm", clip_norm)
+        clip_value = None if clip_value is None else _checked(where, "clip_value", clip_value)
+        if clip_norm is not None and clip_value is not None:
             raise SpecError(f"{where}clip_norm and clip_value are both set", hint="leave one of them out")
         named = "constant" if schedule is None else schedule
         schedule = named if isinstance(named, Schedule) else Schedule(named)
@@ -215,11 +222,27 @@ class Optimizer(Spec):
                 raise _unknown("optimizer", text, OPTIMIZERS)
             takes = OPTIMIZERS[text].settings
             _check_names(f"optimizer {text!r}", settings, takes, also=("lr", "schedule", *_CLIPPING))
-            settings = {key: _checked(where, key, settings.get(key, s.default), s) for key, s in takes.items()}
-        assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, own=custom, **clipping)
-        usual = {"lr": lr, "schedule": schedule, **settings}
-        by_pattern = _checked(where, "groups", {} if groups is None else groups).items()
-        assign_fields(self, groups=tuple((key, Optimizer(name, **{**usual, **group})) for key, group in by_pattern))
+            chosen, settings = settings, {}
+            for key, setting in takes.items():
+                is_usual = key not in chosen and setting.default is not REQUIRED
+                value = chosen.get(key, setting.default)
+                settings[key] = value if is_usual else _checked(where, key, value, setting)
+        made = []
+        if groups is not None:
+            usual = {"lr": lr, "schedule": schedule, **settings}
+            for pattern, group in _checked(where, "groups", groups).items():
+                made.append((pattern, Optimizer(name, **{**usual, **group})))
+        assign_fields(
+            self,
+            name=text,
+            lr=float(lr),
+            settings=settings,
+            schedule=schedule,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            own=custom,
+            groups=tuple(made),
+        )
 
     def rate(self, step: int) -> float:
         """Return the learning rate at `step` (0 is the first), in float64."""
@@ -276,15 +299,15 @@ class Loss(Spec):
             raise _unknown("loss", loss, LOSSES)
         takes = LOSSES[name].settings if custom is None and name in LOSSES else {}
         _check_names(f"Loss({loss!r})", settings, takes, also=("loss_kwargs",))
-        kwargs = dict(_checked("", "loss_kwargs", {} if loss_kwargs is None else loss_kwargs))
+        kwargs = {} if loss_kwargs is None else dict(_checked("", "loss_kwargs", loss_kwargs))
         if kwargs and not isinstance(custom, type):
             raise SpecError(f"loss {name!r} takes no arguments, got {', '.join(kwargs)}", hint="leave loss_kwargs out")
         if custom is not None and not callable(custom):
             raise SpecError(f"{custom!r} is not a loss", available=", ".join(LOSSES), hint="pass a name or a callable")
-        changed = {
-            key: _checked(f"loss {name!r}: ", key, v, takes[key]) for key, v in settings.items() if v is not None
-        }
-        kwargs |= {key: value for key, value in changed.items() if value != takes[key].default}
+        for key, value in settings.items():
+            checked = None if value is None else _checked(f"loss {name!r}: ", key, value, takes[key])
+            if value is not None and checked != takes[key].default:
+                kwargs[key] = checked
         assign_fields(self, name=name, own=custom, kwargs=kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -354,11 +377,8 @@ class LossTargets:
     form: str = ""
 
 
-def _is_group(item: tuple[Any, Any]) -> bool:
-    return isinstance(item[0], str | Callable) and {**item[1]}.keys().isdisjoint(("schedule", "groups", *_CLIPPING))
-
-
-_POSITIVE = Hyperparameter(None, lambda it: it is None or between(5e-324)(it), "is not a positive number", 0.001)
+_IS_POSITIVE = between(5e-324)
+_POSITIVE = Hyperparameter(None, lambda it: it is None or _IS_POSITIVE(it), "is not a positive number", 0.001)
 _KWARGS = Hyperparameter(None, lambda it: all(map(str.isidentifier, {**it})), "is not a dict of settings", {"lr": 0.1})
 # What specs have besides the settings of a formula.
 _ARGUMENTS: Mapping[str, Hyperparameter] = {
@@ -368,7 +388,10 @@ _ARGUMENTS: Mapping[str, Hyperparameter] = {
     "factor": AT_LEAST_0._replace(fits=lambda it: between(0)(float(it))),
     "groups": Hyperparameter(
         None,
-        lambda it: all(map(_is_group, {**it}.items())),
+        lambda it: all(
+            isinstance(pattern, str | Callable) and {**group}.keys().isdisjoint(("schedule", "groups", *_CLIPPING))
+            for pattern, group in {**it}.items()
+        ),
         "has no settings by pattern",
         {"*bias": {"lr": 0.1}},
     ),
@@ -394,8 +417,8 @@ def _unknown(what: str, name: object, known: Any) -> SpecError:
 
 
 def _check_names(what: str, settings: Mapping[str, Any], known: Any, also: tuple[str, ...] = ()) -> None:
-    unknown, available = [key for key in settings if key not in known], [*also, *known]
-    if unknown:
+    if not settings.keys() <= known.keys():
+        unknown, available = [key for key in settings if key not in known], [*also, *known]
         left = _LEFT_OUT.get(unknown[0])
         hint = f"leave it out: {left}" if left else meant_argument(unknown[0], available, otherwise="leave it out")
         problem = f"{what} has no setting {', '.join(unknown)}"

@@ -682,7 +682,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         if changed is error:
             raise
         raise changed from error.__cause__
-    if on_nan == "warn" and early_stopping is None and results.loss.size and not math.isfinite(results.loss[-1]):
+    has_epochs = on_nan == "warn" and early_stopping is None and results.epochs
+    if has_epochs and not math.isfinite(results.epochs[-1].loss):
         raise _not_finite(results.loss, prepared.data)
     if rules is not None and isinstance(prepared, LabelledData):
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)

@@ -29,11 +29,12 @@ def backends() -> list[Any]:
 @hookimpl
 def phase_end(plan: Any) -> None:
     """Return the memory that torch caches on the Apple GPU to the system, after a phase that used it."""
-    if plan is None or not any(node.framework == "torch" and node.device.kind == "mps" for node in plan.assignments):
-        return
-    import torch
+    for node in () if plan is None else plan.assignments:
+        if node.framework == "torch" and node.device.kind == "mps":
+            import torch
 
-    torch.mps.empty_cache()
+            torch.mps.empty_cache()
+            return
 
 
 def __getattr__(name: str) -> Any:
