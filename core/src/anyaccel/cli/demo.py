@@ -79,7 +79,14 @@ def choose_framework(plugins: Registry, device: Device | None) -> str:
     Raises:
         FrameworkError: no framework that can compute has the device.
     """
-    frameworks = [name for name in plugins.frameworks if _can_run_demo(plugins, name)]
+    frameworks = []
+    for name in plugins.frameworks:
+        backend = plugins.find(name)
+        try:
+            if _devices(plugins, name) and isinstance(backend, Compute) and _MODEL in backend.models():
+                frameworks.append(name)
+        except (Exception, SystemExit):  # a broken plugin does not keep the others from the demo
+            continue
     if device is not None:
         frameworks = [name for name in frameworks if device in _devices(plugins, name)]
     if not frameworks:
@@ -95,19 +102,6 @@ def choose_framework(plugins: Registry, device: Device | None) -> str:
 
 def _devices(plugins: Registry, framework: str) -> list[Device]:
     return [device for _, device in plugins.devices(framework)]
-
-
-def _can_run_demo(plugins: Registry, framework: str) -> bool:
-    """Whether a framework is installed with its plugin, computes, and has the model of the demo."""
-    backend = plugins.find(framework)
-    return bool(_devices(plugins, framework)) and isinstance(backend, Compute) and _has_model(backend)
-
-
-def _has_model(backend: Compute) -> bool:
-    try:
-        return _MODEL in backend.models()
-    except (Exception, SystemExit):  # a broken plugin does not keep the others from the demo
-        return False
 
 
 def best_device_of(plugins: Registry, framework: str) -> Device:

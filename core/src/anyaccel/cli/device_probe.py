@@ -62,7 +62,13 @@ def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -
     backend = plugin.backends[index]
     kinds = served_kinds(backend)
     before = len(plugin.faults)
-    devices = _expected(plugin, backend, machine)
+    devices: Mapping[Device, DeviceInfo] | None = None
+    expected = None if machine is None else backend.capability(ExpectedDevices)
+    if machine is not None and expected is not None:
+        try:
+            devices = expected.expected_devices(machine)
+        except Exception as error:
+            plugin.add_fault("expected_devices() of its backend", f"raised {type(error).__name__}: {error}")
     if devices is None:
         if backend.capability(ExpectedDevices) is not None:
             with suppress(Exception):
@@ -73,7 +79,10 @@ def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -
     missing = [kind for kind in kinds if kind not in present_kinds]
     listing = {
         "framework": backend.framework,
-        "devices": [_describe(backend, device, info) for device, info in served.items()],
+        "devices": [
+            {"device": str(device), "native": registry().ask(backend, "device_string", device), **asdict(info)}
+            for device, info in served.items()
+        ],
         "missing": [
             {"kind": kind, "reason": registry().ask(backend, "unavailable_reason", Device(kind))} for kind in missing
         ],
@@ -105,22 +114,6 @@ def describe_broken(plugins: Iterable[Plugin]) -> list[dict[str, str]]:
     """Name, status, cause and hint of each plugin that is broken or slow."""
     told = (plugin for plugin in plugins if plugin.status != "ok")
     return [{"name": p.name, "status": p.status, "cause": p.cause, "hint": p.hint} for p in told]
-
-
-def _expected(plugin: Plugin, backend: Backend, machine: Machine | None) -> dict[Device, DeviceInfo] | None:
-    expected = None if machine is None else backend.capability(ExpectedDevices)
-    if machine is None or expected is None:
-        return None
-    try:
-        devices = expected.expected_devices(machine)
-        return None if devices is None else dict(devices)
-    except Exception as error:
-        plugin.add_fault("expected_devices() of its backend", f"raised {type(error).__name__}: {error}")
-        return None
-
-
-def _describe(backend: Backend, device: Device, info: DeviceInfo) -> dict[str, Any]:
-    return {"device": str(device), "native": registry().ask(backend, "device_string", device), **asdict(info)}
 
 
 if __name__ == "__main__":

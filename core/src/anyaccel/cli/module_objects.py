@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,32 +34,37 @@ def load_object(reference: str) -> tuple[ModuleType, Any]:
             f"write '{reference}:NAME', the name of an object in this file" if reference.endswith(".py") else _EXAMPLE
         )
         raise ConfigError(f"{shown(reference)} is not module:object", hint=hint)
-    with redirect_stdout(sys.stderr):
-        module = _run(name)
-    sys.stderr.flush()  # what the module has printed comes before what follows
-    return module, _get(module, name, attribute)
-
-
-def _run(name: str) -> ModuleType:
     is_file = name.endswith(".py")
-    print_line(f"running {name}", stderr=True)
-    try:
-        with _no_working_directory():
-            return _run_file(Path(name)) if is_file else importlib.import_module(name)
-    except AnyaccelError:
-        raise
-    except (Exception, SystemExit) as error:
-        problem = f"{name} cannot be run: {type(error).__name__}: {error}"
-        missing = isinstance(error, ModuleNotFoundError) and not is_file and str(error.name) in (name, *_parents(name))
-        hint = (
-            "install it, set PYTHONPATH, or pass the file: 'train.py:train'" if missing else "run it with python first"
-        )
-        raise ConfigError(problem, hint=hint) from error
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
+    with redirect_stdout(sys.stderr):
+        print_line(f"running {name}", stderr=True)
+        first = sys.path[:1]  # the working directory, if `python -m anyaccel` has put it there
+        implicit = bool(first) and first[0] in ("", str(Path.cwd())) and Path(sys.argv[0]).name == "__main__.py"
+        if implicit:
+            sys.path.pop(0)
+        try:
+            module = _run_file(Path(name)) if is_file else importlib.import_module(name)
+        except AnyaccelError:
+            raise
+        except (Exception, SystemExit) as error:
+            missing = isinstance(error, ModuleNotFoundError) and not is_file and f"{name}.".startswith(f"{error.name}.")
+            raise ConfigError(
+                f"{name} cannot be run: {type(error).__name__}: {error}",
+                hint="install it, set PYTHONPATH, or pass the file: 'train.py:train'"
+                if missing
+                else "run it with python first",
+            ) from error
+        finally:
+            if implicit:
+                sys.path.insert(0, first[0])
+    sys.stderr.flush()  # what the module has printed comes before what follows
+    target: Any = module
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            names = [name for name in vars(module) if not name.startswith("_")]
+            hint = did_you_mean(part, names, "name an object of the module")
+            raise ConfigError(f"{name} has no {attribute!r}", available=", ".join(names[:20]), hint=hint)
+        target = getattr(target, part)
+    return module, target
 
 
 def _run_file(path: Path) -> ModuleType:
@@ -80,28 +84,3 @@ def _run_file(path: Path) -> ModuleType:
             sys.modules[path.stem] = before
         raise
     return module
-
-
-@contextmanager
-def _no_working_directory() -> Iterator[None]:
-    """Remove the working directory that `python -m anyaccel` puts first, inside this context."""
-    first = sys.path[:1]
-    implicit = bool(first) and first[0] in ("", str(Path.cwd())) and Path(sys.argv[0]).name == "__main__.py"
-    if implicit:
-        sys.path.pop(0)
-    try:
-        yield
-    finally:
-        if implicit:
-            sys.path.insert(0, first[0])
-
-
-def _get(module: ModuleType, name: str, attribute: str) -> Any:
-    target: Any = module
-    for part in attribute.split("."):
-        if not hasattr(target, part):
-            names = [name for name in vars(module) if not name.startswith("_")]
-            hint = did_you_mean(part, names, "name an object of the module")
-            raise ConfigError(f"{name} has no {attribute!r}", available=", ".join(names[:20]), hint=hint)
-        target = getattr(target, part)
-    return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -317,13 +318,24 @@ def labelled_sets(
         ):
             pads.pop(name, None)
         elif ragged:
-            pads[name] = pads.get(name) or _pad(rules, wired, name)
+            if name not in pads and name != COUNTED and name not in rules.pads:
+                column = {**wired.inputs, **wired.labels}.get(name, name)
+                raise ColumnError(
+                    f"the rows of {column!r} differ in length, and no padding value is set",
+                    hint=f"pass a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{{column!r}: 0}})",
+                )
+            pads[name] = pads.get(name) or Pad(0 if name == COUNTED else rules.pads[name])
     labels = tuple(name for name in wired.labels if with_labels)
     sets = []
     for columns in parts:
         names = RoleNames(tuple(name for name in columns if name not in labels), labels, ())
         made = FeatureSet(LABEL, table_from_arrow(LABEL, pa.table(columns), names, pads))
-        rules.check({name: _values(made, name) for name in made.columns if name != COUNTED})
+        values: dict[str, Any] = {}
+        for name in made.columns:
+            if name != COUNTED:
+                ragged_column = made.ragged_column(name)
+                values[name] = made.array(name) if ragged_column is None else ragged_column
+        rules.check(values)
         sets.append(made)
     return sets, counts
 
@@ -352,8 +364,19 @@ def _columns(
         column = table[name]
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-        _check_numbers(rules, argument, name, column)
-        column = _with_integers(rules, column)
+        lengths = _lengths(column)
+        if column.null_count:
+            problem = f"column {name!r} has no value in {column.null_count} of {len(column)} rows"
+            raise ColumnError(problem, hint="fill these places or leave the rows out")
+        if lengths is not None and not lengths.all():
+            row, n_empty = int(np.argmin(lengths)), int((lengths == 0).sum())
+            raise DataError(f"row {row} of {name!r} is empty, one of {n_empty} such rows", hint="leave these rows out")
+        if not is_numeric(list_leaf(column.type)):
+            raise rules.no_numbers(argument, name, column)
+        if rules.integers is not None:
+            values, lengths = _flat(column)
+            if values.dtype.kind in "iu" and values.dtype != rules.integers:
+                column = _as_lists(values.astype(rules.integers), lengths)
         if argument in rules.pads and not is_list(column.type):
             values = to_numpy(name, column)  # rows of one length here may have another in other data
             is_rows = values.ndim == 2
@@ -421,31 +444,6 @@ def _numpy_rows(name: str, values: Any) -> Any:
     return number_array(name, values) if is_tensor(values) and not is_column else values
 
 
-def _with_integers(rules: ModelLoss, column: Any) -> Any:
-    """Return a column with its integers in the dtype of the model's library."""
-    if rules.integers is None:
-        return column
-    values, lengths = _flat(column)
-    if values.dtype.kind not in "iu" or values.dtype == rules.integers:
-        return column
-    return _as_lists(values.astype(rules.integers), lengths)
-
-
-def _check_numbers(rules: ModelLoss, argument: str, name: str, column: Any) -> None:
-    lengths = _lengths(column)
-    if column.null_count:
-        problem = f"column {name!r} has no value in {column.null_count} of {len(column)} rows"
-        raise ColumnError(problem, hint="fill these places or leave the rows out")
-    if lengths is not None and not lengths.all():
-        row = int(np.argmin(lengths))
-        raise DataError(
-            f"row {row} of {name!r} is empty, one of {int((lengths == 0).sum())} such rows",
-            hint="leave these rows out",
-        )
-    if not is_numeric(list_leaf(column.type)):
-        raise rules.no_numbers(argument, name, column)
-
-
 def _counts(rules: ModelLoss, wired: InputColumns, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray] | None:
     """Return the column that marks the labels that count, and their number per row; None if rows count the same."""
     if len(wired.labels) != 1:
@@ -462,18 +460,6 @@ def _counts(rules: ModelLoss, wired: InputColumns, columns: Mapping[str, Any]) -
     if not totals.all():
         raise rules.nothing_counts(name, np.flatnonzero(totals == 0), len(totals))
     return _as_lists(counted.astype(np.int64), lengths), totals
-
-
-def _pad(rules: ModelLoss, wired: InputColumns, argument: str) -> Pad:
-    if argument == COUNTED:
-        return Pad(0)
-    if argument in rules.pads:
-        return Pad(rules.pads[argument])
-    name = {**wired.inputs, **wired.labels}.get(argument, argument)
-    raise ColumnError(
-        f"the rows of {name!r} differ in length, and no padding value is set",
-        hint=f"pass a FeatureSet: FeatureSet.from_dict('data', table, [...], [...], pad={{{name!r}: 0}})",
-    )
 
 
 def _lengths(column: Any) -> np.ndarray | None:
@@ -495,11 +481,6 @@ def _flat(column: Any) -> tuple[np.ndarray, np.ndarray | None]:
 
 def _as_lists(values: np.ndarray, lengths: np.ndarray | None) -> Any:
     return fixed_lists(values) if lengths is None else lists_of(values.reshape(-1), lengths)
-
-
-def _values(data: FeatureSet, name: str) -> Any:
-    ragged = data.ragged_column(name)
-    return data.array(name) if ragged is None else ragged
 
 
 # -- sources of batches and of rows ------------------------------------------------------------------------------------
@@ -620,7 +601,12 @@ def labelled_source(
     by_row = _gives_rows(data)
     arrays: dict[str, np.ndarray] = {}
     for argument, name in columns.items():
-        array = _array(name, first[name], by_row=by_row)
+        value = [first[name]] if by_row else first[name]
+        if isinstance(value, (list, tuple)) and len({np.shape(row) for row in value}) > 1:
+            value = value[:1]  # of rows that differ in length, the first tells the dtype
+        array: np.ndarray | None = None
+        with contextlib.suppress(DataError):
+            array = number_array(name, value)
         if array is None or array.dtype.kind not in "biuf":
             raise rules.no_numbers(argument, name, first[name])
         arrays[argument] = array
@@ -651,14 +637,3 @@ def labelled_source(
 def _gives_rows(data: Any) -> bool:
     """Return whether data are a map-style data set, which returns a row by its number."""
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (list, tuple))
-
-
-def _array(name: str, value: Any, *, by_row: bool) -> np.ndarray | None:
-    """Return a column of the first batch as an array, for ragged rows only the first row; None if it has no numbers."""
-    value = [value] if by_row else value
-    if isinstance(value, (list, tuple)) and len({np.shape(row) for row in value}) > 1:
-        value = value[:1]
-    try:
-        return number_array(name, value)
-    except DataError:
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import difflib
 import math
@@ -269,10 +270,12 @@ def _table(data: Any, names: RoleNames) -> Any:
         if _is_parquet(path):
             return parquet.table_from_parquet(LABEL, path, names)
         if path.suffix.lower() not in TEXT_SUFFIXES:
+            kinds = [suffix for suffix in map(str.lower, path.suffixes) if suffix in _READERS]  # it may be compressed
+            call = f"read_{_READERS[kinds[-1]] if kinds else 'csv({})'}"
             raise DataError(
                 f"{str(data)!r} is not a table that can be read",
                 available=".csv, .tsv, .parquet, or a folder of Parquet files",
-                hint=f"give the frame of pandas.{_pandas_call(path)}",
+                hint=f"give the frame of pandas.{call.format(repr(str(path)))}",
             )
         return dataframes.table_from_arrow(LABEL, text_table(path), names)
     if isinstance(data, Mapping):
@@ -295,12 +298,6 @@ _READERS = {
     ".sas7bdat": "sas({})",
     ".sav": "spss({})",
 }
-
-
-def _pandas_call(path: Path) -> str:
-    """Return the call of pandas that reads a file with this name, which may be compressed."""
-    kinds = [suffix for suffix in map(str.lower, path.suffixes) if suffix in _READERS]
-    return f"read_{_READERS[kinds[-1]] if kinds else 'csv({})'}".format(repr(str(path)))
 
 
 def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
@@ -364,10 +361,19 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
         missing = [name for name in needed if names is not None and name not in names]
         if not names or not missing:
             raise
-        raise _missing_columns(missing, needed, names) from error
+        others = [name for name in names if name not in needed]
+        other_case = {name.casefold(): name for name in others}
+        close = {name: difflib.get_close_matches(name, others, n=1) for name in missing}
+        close |= {name: [other_case[name.casefold()]] for name in missing if name.casefold() in other_case}
+        hint = f"pass a table with {', '.join(map(repr, needed))}; other columns are left out"
+        if all(close.values()):
+            hint = f"rename columns: { ({matches[0]: name for name, matches in close.items()})!r}"
+        what = "column is" if len(missing) == 1 else "columns are"
+        problem = f"{len(missing)} {what} missing that the model was trained with: {listed(map(repr, missing))}"
+        raise ColumnError(problem, cause=f"the table has {listed(map(repr, names))}", hint=hint) from error
     dtypes = {name: columns[name]["dtype"] for name in table.columns if columns[name].get("dtype")}
-    others = {name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype}
-    return table.cast(others) if others else table
+    changed = {name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype}
+    return table.cast(changed) if changed else table
 
 
 def column_names(data: Any) -> list[str] | None:
@@ -380,20 +386,6 @@ def column_names(data: Any) -> list[str] | None:
     names = data if isinstance(data, Mapping) else getattr(data, "column_names", getattr(data, "columns", None))
     is_names = isinstance(names, Iterable) and all(isinstance(name, str) for name in names)
     return list(names) if is_names and names is not None else None
-
-
-def _missing_columns(missing: Sequence[str], needed: Sequence[str], names: Sequence[str]) -> ColumnError:
-    """Return the error for a table that lacks columns of the training."""
-    others = [name for name in names if name not in needed]
-    other_case = {name.casefold(): name for name in others}
-    close = {name: difflib.get_close_matches(name, others, n=1) for name in missing}
-    close |= {name: [other_case[name.casefold()]] for name in missing if name.casefold() in other_case}
-    hint = f"pass a table with {', '.join(map(repr, needed))}; other columns are left out"
-    if all(close.values()):
-        hint = f"rename columns: { ({matches[0]: name for name, matches in close.items()})!r}"
-    what = "column is" if len(missing) == 1 else "columns are"
-    problem = f"{len(missing)} {what} missing that the model was trained with: {listed(map(repr, missing))}"
-    return ColumnError(problem, cause=f"the table has {listed(map(repr, names))}", hint=hint)
 
 
 def transformed_like(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> FeatureSet | FeatureSetView:
@@ -639,8 +631,17 @@ def raw_table(user_data: Any, features: Features, target: Names, how: Preprocess
                 )
         return user_data
     is_asked = how.is_sized or changed or not isinstance(how.preprocess, str)
-    if not is_asked and not _has_more_than_numbers(table, chosen):
-        return user_data
+    if not is_asked:  # text, dates, categories or gaps, which no model takes unchanged
+        columns: Iterable[Any] = ()
+        if isinstance(table, Mapping) or hasattr(table, "iloc"):
+            columns = (table[name] for name in chosen or ())
+        else:
+            with contextlib.suppress(DataError, ColumnError):  # reading it as numbers tells
+                as_tags = tag_table(table, ... if chosen is None else chosen)
+                names_of_table = [name for name in as_tags.column_names if chosen is None or name in chosen]
+                columns = map(as_tags.column, names_of_table)
+        if not any(map(_is_no_plain_number, columns)):
+            return user_data
     read = tag_table(table, ... if chosen is None else (*chosen, *targets))
     chosen = [name for name in read.column_names if name not in (*how.drop, *targets)] if chosen is None else chosen
     if has_row_as_names(read):
@@ -775,17 +776,6 @@ def _warn_of_float_classes(name: str, column: Any) -> None:
             TableWarning,
             stacklevel=user_level(),
         )
-
-
-def _has_more_than_numbers(table: Any, names: Sequence[str] | None) -> bool:
-    """Return whether a column has text, dates, categories or gaps, which no model takes unchanged."""
-    if isinstance(table, Mapping) or hasattr(table, "iloc"):
-        return any(_is_no_plain_number(table[name]) for name in names or ())
-    try:
-        read = tag_table(table, ... if names is None else names)
-    except (DataError, ColumnError):
-        return False  # reading it as numbers tells
-    return any(_is_no_plain_number(read.column(name)) for name in read.column_names if names is None or name in names)
 
 
 def _is_no_plain_number(values: Any) -> bool:

@@ -162,7 +162,17 @@ class Metric:
             >>> aa.Metric("accuracy").compute(scores, np.array([0, 1, 1])) == 2 / 3
             True
         """
-        outputs, targets = self._counted(outputs, targets, mask, lengths)
+        if self.class_axis != -1:
+            outputs = np.moveaxis(outputs, self.class_axis, -1)
+        if self.ignore_index is not None or mask is not None or lengths is not None:
+            targets = without_class_axis(outputs, targets)
+            mask = None if mask is None else mask_of(mask, targets, str(self.mask))
+            if lengths is not None:
+                within_lengths = within(lengths, targets.shape[1])
+                mask = within_lengths if mask is None else within_lengths & mask.reshape(len(mask), -1)
+            outputs, targets = counted(outputs, targets, mask, self.ignore_index)
+        if self._of_classes:
+            outputs, targets = flattened(outputs, targets)
         if self._name is None:  # it may write to its arguments
             return number_of(self._call(np.array(outputs), np.array(targets)))
         if outputs.dtype.kind in "fc" and np.isnan(outputs).any():
@@ -177,21 +187,6 @@ class Metric:
             else:
                 if_undefined(text)
         return float(value)
-
-    def _counted(
-        self, outputs: np.ndarray, targets: np.ndarray, mask: Any, lengths: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the outputs and targets that count."""
-        if self.class_axis != -1:
-            outputs = np.moveaxis(outputs, self.class_axis, -1)
-        if self.ignore_index is not None or mask is not None or lengths is not None:
-            targets = without_class_axis(outputs, targets)
-            mask = None if mask is None else mask_of(mask, targets, str(self.mask))
-            if lengths is not None:
-                within_lengths = within(lengths, targets.shape[1])
-                mask = within_lengths if mask is None else within_lengths & mask.reshape(len(mask), -1)
-            outputs, targets = counted(outputs, targets, mask, self.ignore_index)
-        return flattened(outputs, targets) if self._of_classes else (outputs, targets)
 
     def _single(self, outputs: np.ndarray) -> np.ndarray:
         """Return one output per sample, as the named metrics take it: logits of class 1, or probabilities of both
@@ -315,11 +310,32 @@ def call_of(metric: Any) -> Call:
     Raises:
         SpecError: an object with another interface, such as a scorer of scikit-learn.
     """
+
+    def result_of(outputs: np.ndarray, targets: np.ndarray) -> Any:
+        metric.reset_state()
+        metric.update_state(aligned(targets, outputs) if same_axes(targets, outputs) else targets, outputs)
+        return metric.result()
+
+    def computed(outputs: np.ndarray, targets: np.ndarray) -> Any:
+        targets = aligned(targets, outputs) if same_axes(targets, outputs) else targets
+        owners = registry().owners(metric)
+        backend = registry().find(owners[0]) if len(owners) == 1 else None
+        arrays: tuple[Any, ...] = (outputs, targets)
+        if isinstance(backend, Exchange):
+            arrays = tuple(cast(Exchange, backend).from_host(array, Device("cpu")) for array in arrays)
+        metric.reset()
+        metric.update(*arrays)
+        return metric.compute()
+
     if _has(metric, _WITH_RESULT):
-        return lambda outputs, targets: _result_of(metric, outputs, targets)
+        return result_of
     if _has(metric, _WITH_COMPUTE):
-        return lambda outputs, targets: _computed_by(metric, outputs, targets)
-    if _is_scorer(metric):
+        return computed
+    try:
+        first = next(iter(inspect.signature(metric).parameters), "")
+    except (TypeError, ValueError):  # a builtin
+        first = ""
+    if first == "estimator":
         raise SpecError(
             f"{metric!r} is a scorer, which is called with an estimator and its features",
             hint="pass its score function or a name: metrics=['f1_macro']",
@@ -327,13 +343,6 @@ def call_of(metric: Any) -> Call:
     if takes_targets_first(metric):
         return lambda outputs, targets: metric(*reversed(_of_one_shape(outputs, targets)))
     return lambda outputs, targets: metric(*_of_one_shape(outputs, targets))
-
-
-def _is_scorer(metric: Any) -> bool:
-    try:
-        return next(iter(inspect.signature(metric).parameters), "") == "estimator"
-    except (TypeError, ValueError):  # a builtin
-        return False
 
 
 def label_of(metric: Any) -> str:
@@ -369,24 +378,6 @@ def _of_one_shape(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray,
         return outputs, targets
     shape = [len(outputs), *(size for size in outputs.shape[1:] if size != 1)]
     return outputs.reshape(shape), targets.reshape(shape)
-
-
-def _result_of(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
-    metric.reset_state()
-    metric.update_state(aligned(targets, outputs) if same_axes(targets, outputs) else targets, outputs)
-    return metric.result()
-
-
-def _computed_by(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
-    targets = aligned(targets, outputs) if same_axes(targets, outputs) else targets
-    owners = registry().owners(metric)
-    backend = registry().find(owners[0]) if len(owners) == 1 else None
-    arrays: tuple[Any, ...] = (outputs, targets)
-    if isinstance(backend, Exchange):
-        arrays = tuple(cast(Exchange, backend).from_host(array, Device("cpu")) for array in arrays)
-    metric.reset()
-    metric.update(*arrays)
-    return metric.compute()
 
 
 def _has(metric: Any, methods: tuple[str, ...]) -> bool:

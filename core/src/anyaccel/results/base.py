@@ -222,7 +222,17 @@ def parts_of(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
     for field in fields(results):
         try:
             if field.name == "rows":
-                parts[field.name] = _rows(results, arrays, f"{prefix}rows")
+                lengths = {len(array) for array in results.predictions.values()}
+                compared: dict[str, list[str]] = {}
+                for label, names in results.compared.values():
+                    compared.setdefault(label, []).extend(names)
+                parts["rows"] = {  # those with predictions, and those that predictions are compared with
+                    label: saved_rows(
+                        rows, original_rows(rows), compared.get(label, ()), arrays, f"{prefix}rows/{label}"
+                    )
+                    for label, rows in results.rows.items()
+                    if label in compared or len(rows) in lengths
+                }
             else:
                 write = _WRITERS.get(field.name, plain)
                 parts[field.name] = write(getattr(results, field.name), arrays, f"{prefix}{field.name}")
@@ -232,19 +242,6 @@ def parts_of(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
                 hint="leave this output out: EvalPhase(outputs=[...])",
             ) from error
     return parts
-
-
-def _rows(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
-    """Return the rows with predictions, and the rows that predictions are compared with."""
-    lengths = {len(array) for array in results.predictions.values()}
-    columns: dict[str, list[str]] = {}
-    for label, names in results.compared.values():
-        columns.setdefault(label, []).extend(names)
-    return {
-        label: saved_rows(rows, original_rows(rows), columns.get(label, ()), arrays, f"{prefix}/{label}")
-        for label, rows in results.rows.items()
-        if label in columns or len(rows) in lengths
-    }
 
 
 def _by_name(values: Mapping[str, Any], arrays: Arrays, path: str) -> dict[str, Any]:

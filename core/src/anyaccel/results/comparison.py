@@ -118,7 +118,16 @@ def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
     named = list(_named(runs))
     if not named:
         raise ResultError("there is no run to compare", hint="run a phase first, or pass results")
-    histories = [(name, run, _values_per_epoch(run)) for name, run in named]
+    histories: list[tuple[str | None, PhaseResults, dict[str, np.ndarray]]] = []
+    for name, run in named:
+        values: dict[str, np.ndarray] = {}  # by figure, float64 [epochs]; an evaluation counts as one epoch
+        if isinstance(run, TrainResults):
+            values = {figure: run.figure(figure) for figure in run.figures}
+        elif isinstance(run, EvalResults):
+            losses = {"loss": run.loss, **{f"loss.{node}": loss for node, loss in run.losses.items()}}
+            of_run = {**(losses if run.losses else {}), **run.metrics}
+            values = {figure: np.array([value]) for figure, value in of_run.items()}
+        histories.append((name, run, values))
     all_figures = list(dict.fromkeys(figure for _, _, values in histories for figure in values))
     for name in figures:
         if name not in all_figures:
@@ -126,13 +135,30 @@ def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
                 f"no run has the figure {name!r}", name, all_figures, "use one of these names"
             )
     selected = set(figures or (figure for figure in all_figures if not formatting.is_part(figure)))
-    rows = tuple({**_run_facts(name, run), **_last_and_best(values, selected)} for name, run, values in histories)
+    rows: list[dict[str, Any]] = []
+    for name, run, values in histories:
+        number, kind = "" if run.number is None else str(run.number), kind_of(run)
+        row: dict[str, Any] = {
+            "run": number if name is None else name,
+            "phase": run.label,
+            "kind": kind if run.error is None else f"{kind} ({class_name(run.error)})",
+            "epochs": len(run.epochs) if isinstance(run, TrainResults) else None,
+            "seconds": None if np.isnan(run.seconds) else run.seconds,
+        }
+        for figure, of_epochs in values.items():
+            if figure not in selected:
+                continue
+            row[figure] = float(of_epochs[-1])
+            higher, finite = is_higher_better(figure), of_epochs[np.isfinite(of_epochs)]
+            if len(of_epochs) > 1 and finite.size and higher is not None:  # it is known which direction is better
+                row[f"best {figure}"] = float(finite.max() if higher else finite.min())
+        rows.append(row)
     order = [
         *_FACTS,
         *(column for figure in all_figures if figure in selected for column in (figure, f"best {figure}")),
     ]
     present = {column for row in rows for column, value in row.items() if value is not None}
-    return Comparison(rows, tuple(column for column in order if column in present))
+    return Comparison(tuple(rows), tuple(column for column in order if column in present))
 
 
 def _named(runs: Iterable[Any]) -> Iterator[tuple[str | None, PhaseResults]]:
@@ -149,44 +175,3 @@ def _named(runs: Iterable[Any]) -> Iterator[tuple[str | None, PhaseResults]]:
                 f"{shown(run)} is not the result of a phase",
                 hint="pass the result of run_phase(...), or experiment.history",
             )
-
-
-def _run_facts(name: str | None, run: PhaseResults) -> dict[str, Any]:
-    number = "" if run.number is None else str(run.number)
-    kind = kind_of(run)
-    return {
-        "run": number if name is None else name,
-        "phase": run.label,
-        "kind": kind if run.error is None else f"{kind} ({class_name(run.error)})",
-        "epochs": len(run.epochs) if isinstance(run, TrainResults) else None,
-        "seconds": None if np.isnan(run.seconds) else run.seconds,
-    }
-
-
-def _values_per_epoch(run: PhaseResults) -> dict[str, np.ndarray]:
-    """Every value of a run, float64 [epochs]; an evaluation counts as one epoch."""
-    if isinstance(run, TrainResults):
-        return {name: run.figure(name) for name in run.figures}
-    if not isinstance(run, EvalResults):
-        return {}
-    losses = {"loss": run.loss, **{f"loss.{name}": value for name, value in run.losses.items()}} if run.losses else {}
-    return {name: np.array([value]) for name, value in {**losses, **run.metrics}.items()}
-
-
-def _last_and_best(values: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, float]:
-    row: dict[str, float] = {}
-    for name in names:
-        if name in values:
-            row[name] = float(values[name][-1])
-            best = _best(name, values[name])
-            if best is not None and len(values[name]) > 1:
-                row[f"best {name}"] = best
-    return row
-
-
-def _best(name: str, values: np.ndarray) -> float | None:
-    """Return the best value; None if it is not known which direction is better, or none is finite."""
-    higher, finite = is_higher_better(name), values[np.isfinite(values)]
-    if not finite.size or higher is None:
-        return None
-    return float(finite.max() if higher else finite.min())

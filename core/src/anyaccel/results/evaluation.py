@@ -123,15 +123,35 @@ class EvalResults(PhaseResults):
         """
         from anyaccel.results import plots
 
-        name = self._only_prediction() if name is None else name
-        values, target = self.prediction(name, undo), self._target(name, targets)
+        if name is None and len(self.predictions) != 1:
+            raise ResultError(
+                f"run {self.label!r} has predictions of {len(self.predictions) or 'no'} nodes",
+                available=", ".join(self.predictions),
+                hint="name one: plot('NODE')" if self.predictions else "name nodes in EvalPhase(outputs=[...])",
+            )
+        name = next(iter(self.predictions)) if name is None else name
+        values = self.prediction(name, undo)
+        label, columns = self.compared.get(name, ("", ()))
+        target = target_of(label, columns, self.rows) if targets is None and label in self.rows else None
+        if target is None or not fits(self.predictions[name], target.values):
+            what = f"run {self.label!r}, predictions of {name!r}"
+            target = find_target(self.predictions[name], self.rows, targets, what)
         if values is self.predictions[name] and self._is_embedding(name, target):
             labels = target.values.reshape(-1)
             return plots.labelled_points(values, labels, ax, title=self.label, name=name, legend=target.name)
         truth = target.values
         if undo:
             truth = inverse_transform.original_values(self.rows[target.label], target.columns, truth)
-        classes = self._classes(name, truth, values)
+        # In original units there are no scores of classes.
+        is_original = values is not self.predictions[name]
+        classes = plots.as_labels(truth, values) if is_original else plots.as_classes(truth, values)
+        are_numbers = {truth.dtype.kind, values.dtype.kind} <= set("biuf")
+        if classes is None and not (are_numbers and truth.size == values.size):
+            raise ResultError(
+                f"run {self.label!r}: predictions of {name!r} and their targets cannot be plotted in original units",
+                cause=f"{values.dtype} {list(values.shape)} and {truth.dtype} {list(truth.shape)}",
+                hint="leave undo out, or name a target with matching values: plot(targets='COLUMN')",
+            )
         if classes is not None:
             title = f"{self.label}: accuracy {np.mean(classes[0] == classes[1]):.3g}"
             return plots.confusion(*classes, ax, title=title, xlabel=f"predicted by {name}", ylabel=target.name)
@@ -160,41 +180,6 @@ class EvalResults(PhaseResults):
             available="a plot of an embedding with 2 outputs",
             hint="if they are scores, add a metric: EvalPhase(..., metrics=['accuracy'])",
         )
-
-    def _classes(self, name: str, targets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return target and predicted classes, None if they are continuous; in original units there are no scores."""
-        from anyaccel.results import plots
-
-        is_original = values is not self.predictions[name]
-        classes = plots.as_labels(targets, values) if is_original else plots.as_classes(targets, values)
-        are_numbers = {targets.dtype.kind, values.dtype.kind} <= set("biuf")
-        if classes is None and not (are_numbers and targets.size == values.size):
-            raise ResultError(
-                f"run {self.label!r}: predictions of {name!r} and their targets cannot be plotted in original units",
-                cause=f"{values.dtype} {list(values.shape)} and {targets.dtype} {list(targets.shape)}",
-                hint="leave undo out, or name a target with matching values: plot(targets='COLUMN')",
-            )
-        return classes
-
-    def _only_prediction(self) -> str:
-        if len(self.predictions) == 1:
-            return next(iter(self.predictions))
-        raise ResultError(
-            f"run {self.label!r} has predictions of {len(self.predictions) or 'no'} nodes",
-            available=", ".join(self.predictions),
-            hint="name one: plot('NODE')" if self.predictions else "name nodes in EvalPhase(outputs=[...])",
-        )
-
-    def _target(self, name: str, column: str | None) -> Target:
-        """Return the target columns to compare a prediction with, in transformed units."""
-        label, names = self.compared.get(name, ("", ()))
-        values = self.predictions[name]
-        if column is None and label in self.rows:
-            target = target_of(label, names, self.rows)
-            if fits(values, target.values):
-                return target
-        what = f"run {self.label!r}, predictions of {name!r}"
-        return find_target(values, self.rows, column, what)
 
     def to_pandas(self, undo: bool = False) -> Any:
         """Return the table of `to_arrow` as a pandas DataFrame; samples with several axes are arrays in an object

@@ -25,12 +25,11 @@ def to_pandas(table: Any) -> Any:
             f"to_pandas() needs pandas, which cannot be imported ({error})",
             hint="python -m pip install pandas, or use to_arrow()",
         ) from error
-    return pandas.DataFrame({name: _pandas_values(table.column(name)) for name in table.column_names})
-
-
-def _pandas_values(column: Any) -> Any:
-    array = column.combine_chunks()
-    return list(array.to_numpy_ndarray()) if hasattr(array, "to_numpy_ndarray") else array.to_pandas()
+    columns: dict[str, Any] = {}
+    for name in table.column_names:
+        array = table.column(name).combine_chunks()
+        columns[name] = list(array.to_numpy_ndarray()) if hasattr(array, "to_numpy_ndarray") else array.to_pandas()
+    return pandas.DataFrame(columns)
 
 
 class NamedValues(dict[str, Any]):

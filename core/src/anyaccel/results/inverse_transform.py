@@ -37,17 +37,14 @@ def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: 
     if label in rows:
         source = rows[label].base
         return source.inverse(values, columns) if isinstance(source, (FeatureSet, SavedRows)) else values
-    if not any(_is_transformed(table.base) for table in rows.values()):
+    bases = [table.base for table in rows.values()]
+    if not any(b.is_transformed if isinstance(b, SavedRows) else getattr(b, "transforms", ()) for b in bases):
         return values
     raise TransformError(
         f"the transforms cannot be undone for predictions of {name!r}: no loss, metric or target shows which "
         "columns they belong to",
         hint=f"name the columns: feature_set.inverse(results.prediction({name!r}), columns=[...])",
     )
-
-
-def _is_transformed(base: Rows) -> bool:
-    return base.is_transformed if isinstance(base, SavedRows) else bool(getattr(base, "transforms", ()))
 
 
 def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
@@ -129,7 +126,11 @@ def matching_columns(
     for label, table in rows.items():
         if len(table) in lengths:
             for name in [*table.targets, *table.tags][:most]:
-                title = _unused_title(f"{name}{stream_of(label, table)}", table.label, titles)
+                title = f"{name}{stream_of(label, table)}"
+                full = f"{table.label}.{title}"
+                numbered = (f"{full}#{i}" for i in itertools.count(2))
+                if title in titles:
+                    title = full if full not in titles else next(free for free in numbered if free not in titles)
                 titles.add(title)
                 yield title, table, name
 
@@ -137,13 +138,6 @@ def matching_columns(
 def stream_of(label: str, rows: Rows) -> str:
     """Return `@STREAM` if the label of the rows in a run names a stream, otherwise `""`."""
     return label.removeprefix(rows.label) if label.startswith(f"{rows.label}@") else ""
-
-
-def _unused_title(name: str, label: str, taken: Collection[str]) -> str:
-    """Return the name if it is free, otherwise `LABEL.NAME`, otherwise `LABEL.NAME#2`, ..."""
-    full = f"{label}.{name}"
-    counted = (f"{full}#{i}" for i in itertools.count(2))
-    return next(title for title in itertools.chain((name, full), counted) if title not in taken)
 
 
 class Target(NamedTuple):

@@ -67,7 +67,10 @@ def scatter(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: str
     single = predictions.shape[1] == 1
     for i, (x, y) in enumerate(zip(targets.T, predictions.T, strict=True)):
         ax.scatter(x, y, s=14, alpha=_alpha(len(x)), linewidths=0, label=None if single else str(i))
-    limits = _limits(targets, predictions)
+    finite = np.concatenate([array[np.isfinite(array)].reshape(-1) for array in (targets, predictions)])
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    margin = 0.05 * (high - low) or 0.5
+    limits = low - margin, high + margin
     ax.plot(limits, limits, color="0.5", linestyle="--", linewidth=1, zorder=0, label="equal")
     ax.set(title=_escaped(title), xlabel=_escaped(xlabel), ylabel=_escaped(ylabel), xlim=limits, ylim=limits)
     ax.set_aspect("equal")
@@ -112,14 +115,6 @@ def labelled_points(points: np.ndarray, labels: np.ndarray, ax: Any, *, title: s
     if len(classes) <= _MAX_CLASSES_SHOWN:
         ax.legend(title=_escaped(legend))
     return ax
-
-
-def _limits(*arrays: np.ndarray) -> tuple[float, float]:
-    """Return the limits of both axes: the range of all finite numbers, and a margin."""
-    finite = np.concatenate([array[np.isfinite(array)].reshape(-1) for array in arrays])
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    margin = 0.05 * (high - low) or 0.5
-    return low - margin, high + margin
 
 
 def _alpha(points: int) -> float:

@@ -33,7 +33,10 @@ def error_parts(error: BaseException | None) -> dict[str, Any] | None:
     """Return an error as plain data, without its traceback and causes."""
     if error is None:
         return None
-    is_plain = all(type(argument) in (str, bool, int, type(None)) or _is_number(argument) for argument in error.args)
+    is_plain = all(
+        type(argument) in (str, bool, int, type(None)) or (type(argument) is float and math.isfinite(argument))
+        for argument in error.args
+    )
     parts: dict[str, Any] = {
         "class": class_name(error),
         "message": str(error),
@@ -43,10 +46,6 @@ def error_parts(error: BaseException | None) -> dict[str, Any] | None:
     if isinstance(error, AnyaccelError):
         parts |= {"problem": error.problem, "available": error.available, "hint": error.hint}
     return parts
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is float and math.isfinite(value)
 
 
 def read_error(parts: Any) -> BaseException | None:
