@@ -272,7 +272,7 @@ class Registry:
 
     def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
         """Return each framework, or only this one, with each of its devices."""
-        self.load() if framework is None else self._load(_PLUGINS_OF.get(framework, frozenset()))
+        self.load() if framework is None else self._load(_PLUGINS_OF.get(str(framework), frozenset()))
         listed = []
         for backend, _ in self._served.values():
             if framework in (None, backend.framework):
@@ -289,7 +289,7 @@ class Registry:
 
     def kinds(self, framework: str) -> tuple[str, ...]:
         """Return the kinds of device that a framework runs on; raise FrameworkError if no plugin runs it."""
-        self._load(_PLUGINS_OF.get(framework, frozenset()))
+        self._load(_PLUGINS_OF.get(str(framework), frozenset()))
         kinds = tuple(kind for name, kind in self._table if name == framework)
         if not kinds:
             raise self._no_plugin(framework)
@@ -308,7 +308,7 @@ class Registry:
 
     def serves(self, framework: str, kind: str) -> bool:
         """Return whether a plugin runs a framework on a kind of device."""
-        self._load(_PLUGINS_OF.get(framework, frozenset()))
+        self._load(_PLUGINS_OF.get(str(framework), frozenset()))
         return (framework, kind) in self._table
 
     def find(self, framework: str, kind: str | None = None) -> Backend:

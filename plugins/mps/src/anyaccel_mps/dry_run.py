@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,14 @@ def operators_of(segment: Segment) -> dict[OpOverload, list[str]]:
     recorder = OperatorRecorder()
     with warnings.catch_warnings(), suppress(Exception):  # the real run has the better message
         warnings.simplefilter("ignore")
-        _run_step(_meta_copy(segment), recorder)
+        memo: dict[int, Any] = {}  # of the tensors of models and losses: what stands for them on the meta device
+        for module in (*(op.model for op in segment.operations), *(term.loss.own for term in segment.losses)):
+            for parameter in module.parameters() if isinstance(module, nn.Module) else ():
+                empty = torch.empty_like(parameter, device=META)
+                memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            for buffer in module.buffers() if isinstance(module, nn.Module) else ():
+                memo[id(buffer)] = torch.empty_like(buffer, device=META)
+        _run_step(copy.deepcopy(replace(segment, states={}), memo), recorder)
     return recorder.places
 
 
@@ -100,24 +107,6 @@ def _run_step(segment: Segment, recorder: OperatorRecorder) -> None:
                 program.optimizer_step()
     finally:
         program.close()
-
-
-def _meta_copy(segment: Segment) -> Segment:
-    """Return the segment with copies of its models and losses on the meta device."""
-    memo: dict[int, Any] = {}
-    for module in _modules(segment):
-        for parameter in module.parameters():
-            empty = torch.empty_like(parameter, device=META)
-            memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-        for buffer in module.buffers():
-            memo[id(buffer)] = torch.empty_like(buffer, device=META)
-    return copy.deepcopy(replace(segment, states={}), memo)
-
-
-def _modules(segment: Segment) -> Iterator[nn.Module]:
-    for module in (*(op.model for op in segment.operations), *(term.loss.own for term in segment.losses)):
-        if isinstance(module, nn.Module):
-            yield module
 
 
 def _set_node(recorder: OperatorRecorder, node: str) -> Callable[..., None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from types import FrameType
 
 import torch
 
@@ -32,11 +31,21 @@ def check_operators(segment: Segment, support: OperatorSupport) -> None:
     if not missing:
         return
     named = ", ".join(f"{name} ({', '.join(places)})" for name, places in missing.items())
-    if _fallback_is_on():
-        _warn(
+    try:  # as torch reads the variable
+        is_fallback_on = int(os.environ.get(SWITCH, "0")) != 0
+    except ValueError:
+        is_fallback_on = False
+    if is_fallback_on:
+        frame = inspect.currentframe()
+        while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("anyaccel"):
+            frame = frame.f_back
+        file, line = ("anyaccel", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        message = (
             f"segment {segment.label!r} needs operators missing in MPS; because {SWITCH} is set, torch computes "
             f"them on the CPU in every step: {named}"
         )
+        # At the user's own line; without a registry, Python's default filters show it each time.
+        warnings.warn_explicit(message, FallbackWarning, file, line, registry=None)
         return
     n_supported = len(operators) - len(missing)
     raise PhaseError(
@@ -45,24 +54,3 @@ def check_operators(segment: Segment, support: OperatorSupport) -> None:
         hint="set accelerator='cpu' on the node, use other layers, or start Python with "
         f"{SWITCH}=1 to compute these operators on the CPU, slowly and with a warning",
     )
-
-
-def _fallback_is_on() -> bool:
-    """Whether the variable is a number other than zero, as torch reads it."""
-    try:
-        return int(os.environ.get(SWITCH, "0")) != 0
-    except ValueError:
-        return False
-
-
-def _warn(message: str) -> None:
-    """Warn at the user's own line; without a registry, Python's default filters show it each time."""
-    frame = _user_frame(inspect.currentframe())
-    file, line = ("anyaccel", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    warnings.warn_explicit(message, FallbackWarning, file, line, registry=None)
-
-
-def _user_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("anyaccel"):
-        frame = frame.f_back
-    return frame

@@ -44,7 +44,12 @@ class OperatorSupport:
             return _CPU_FALLBACK in self.registered(name)
         if any(self.has(name, key) for key in _COMPOSITE):
             return False
-        return not (self.has(name, _DELEGATING) and any(map(self._has_out_kernel, _out_overloads(operator))))
+        packet = operator.overloadpacket
+        for overload in [getattr(packet, word) for word in packet.overloads()] if self.has(name, _DELEGATING) else ():
+            has_out = any(argument.is_out for argument in overload._schema.arguments)  # noqa: SLF001
+            if has_out and any(self.has(name_of(overload), key) for key in (self.key, _COMPOSITE[0])):
+                return False
+        return True
 
     def has(self, name: str, key: str) -> bool:
         """Whether an operator, such as `"aten::add.Tensor"`, has a kernel for a dispatch key."""
@@ -58,18 +63,8 @@ class OperatorSupport:
         dump: str = getattr(torch._C, "_dispatch_dump", lambda _: "")(name)  # noqa: SLF001
         return next((line for line in dump.splitlines() if line.startswith(f"{self.key}:")), "")
 
-    def _has_out_kernel(self, name: str) -> bool:
-        return self.has(name, self.key) or self.has(name, _COMPOSITE[0])
-
 
 def name_of(operator: OpOverload) -> str:
     """Return the dispatcher's name of an operator: `"aten::add.Tensor"`."""
     name: str = operator.name()  # type: ignore[no-untyped-call]
     return name
-
-
-def _out_overloads(operator: OpOverload) -> list[str]:
-    """Return the overloads of an operator that have an `out` argument."""
-    packet = operator.overloadpacket
-    overloads = [getattr(packet, name) for name in packet.overloads()]
-    return [name_of(op) for op in overloads if any(argument.is_out for argument in op._schema.arguments)]  # noqa: SLF001

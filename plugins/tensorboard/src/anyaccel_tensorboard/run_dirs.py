@@ -50,7 +50,9 @@ def create_run_dir(root: Path, group: str, label: str) -> Path:
     """
     parent, name = root / safe_name(group), safe_name(label)
     parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(_last_number(parent, name) + 1):
+    suffixes = (path.name.removeprefix(f"{name}-") for path in parent.iterdir() if path.name.startswith(f"{name}-"))
+    last = max((int(suffix) for suffix in suffixes if re.fullmatch("[0-9]{1,18}", suffix)), default=0)
+    for number in itertools.count(last + 1):
         folder = parent / f"{name}-{number}"
         try:
             folder.mkdir()
@@ -58,8 +60,3 @@ def create_run_dir(root: Path, group: str, label: str) -> Path:
             continue
         return folder
     raise AssertionError("unreachable")
-
-
-def _last_number(parent: Path, name: str) -> int:
-    suffixes = (path.name.removeprefix(f"{name}-") for path in parent.iterdir() if path.name.startswith(f"{name}-"))
-    return max((int(suffix) for suffix in suffixes if re.fullmatch("[0-9]{1,18}", suffix)), default=0)

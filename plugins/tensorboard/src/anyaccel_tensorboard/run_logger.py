@@ -176,11 +176,20 @@ class NvidiaStats:
     def __init__(self, nvml: Any = None, identities: Mapping[Device, str] | None = None) -> None:
         self._nvml = nvml
         self._readers: dict[str, Callable[[], float]] = {}
+        statistics: dict[str, Callable[[Any], float]] = {
+            "utilization_percent": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "memory_used_bytes": lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+            "temperature_celsius": lambda handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "power_watts": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,  # from milliwatts
+        }
         for device, identity in (identities or {}).items():
-            handle = self._handle(identity)
-            if handle is not None:
-                readers = {f"nvml/{device}/{name}": partial(read, handle) for name, read in self._statistics()}
-                self._readers.update(readers)
+            is_uuid = identity.startswith(("GPU-", "MIG-"))
+            find = nvml.nvmlDeviceGetHandleByUUID if is_uuid else nvml.nvmlDeviceGetHandleByPciBusId
+            try:
+                handle = find(identity)
+            except nvml.NVMLError:
+                continue
+            self._readers.update({f"nvml/{device}/{name}": partial(read, handle) for name, read in statistics.items()})
 
     def read(self) -> dict[str, float]:
         """Return `nvml/DEVICE/utilization_percent`, `.../memory_used_bytes`, `.../temperature_celsius`,
@@ -200,24 +209,6 @@ class NvidiaStats:
         if nvml is not None:
             with suppress(nvml.NVMLError):  # another user has shut it down already
                 nvml.nvmlShutdown()
-
-    def _handle(self, identity: str) -> Any:
-        nvml = self._nvml
-        is_uuid = identity.startswith(("GPU-", "MIG-"))
-        find = nvml.nvmlDeviceGetHandleByUUID if is_uuid else nvml.nvmlDeviceGetHandleByPciBusId
-        try:
-            return find(identity)
-        except nvml.NVMLError:
-            return None
-
-    def _statistics(self) -> list[tuple[str, Callable[[Any], float]]]:
-        nvml = self._nvml
-        return [
-            ("utilization_percent", lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-            ("memory_used_bytes", lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).used),
-            ("temperature_celsius", lambda handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-            ("power_watts", lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),  # from milliwatts
-        ]
 
 
 # -- EventFile: an event file in TensorBoard's format, written by TensorBoard's own `RecordWriter` ---------------------
