@@ -75,7 +75,8 @@ class Accelerator(AttributeHints):
         if cls is Accelerator and not USUAL.fullmatch(str(device)):
             classes = (choose(device) for choose in extensions("accelerator_class"))
             chosen = next(filter(None, classes), None)
-            if chosen is None and _is_request(device):
+            is_text = isinstance(device, str)
+            if chosen is None and (REQUEST.fullmatch(device) if is_text else isinstance(device, _SEVERAL)):
                 raise missing("anyaccel-resources", f"the request {device!r}", MissingRequestsError)
             cls = chosen or Accelerator
         return object.__new__(cls)
@@ -83,8 +84,10 @@ class Accelerator(AttributeHints):
     def __init__(self, device: Any = "cpu", *, pin_memory: bool = False) -> None:
         if not isinstance(pin_memory, bool):
             raise ConfigError(f"pin_memory must be True or False, got {pin_memory!r}", hint="write pin_memory=True")
-        spec = spelling(device)
-        assign_fields(self, device=Device.parse(device), vendor=vendor_of(spec), pin_memory=pin_memory, spec=spec)
+        is_device = isinstance(device, Device)
+        spec = str(device) if is_device else spelling(device)
+        named = device if is_device else Device.parse(spec)
+        assign_fields(self, device=named, vendor=vendor_of(spec), pin_memory=pin_memory, spec=spec)
 
     def __repr__(self) -> str:
         return f"Accelerator({self.spec!r}{', pin_memory=True' if self.pin_memory else ''})"
@@ -273,8 +276,3 @@ class Accelerator(AttributeHints):
             problem, available = f"{config!r} is not the configuration of an accelerator", "keys device and pin_memory"
             raise ConfigError(problem, available=available, hint=hint)
         return cls(config["device"], pin_memory=config.get("pin_memory", False))
-
-
-def _is_request(device: Any) -> bool:
-    """Whether a device that cannot be read here is one for the distribution of requests."""
-    return bool(REQUEST.fullmatch(device)) if isinstance(device, str) else isinstance(device, _SEVERAL)

@@ -45,32 +45,15 @@ _PLUGINS_OF = {
 """anyaccel's own plugins of a framework."""
 
 
-def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
-    for value in values:
-        if not (isinstance(value, Device) and value.kind in backend.kinds):
-            return False
-    return len(set(values)) == len(values)
-
-
-def _is_text(backend: Backend, found: Any) -> bool:
-    return isinstance(found, str)
-
-
-_ANSWERS: dict[str, tuple[str, Callable[[Backend, Any], bool], Callable[..., Any]]] = {
-    "devices": ("devices of its kinds, each once", _are_devices, tuple),
-    "owns": ("True or False", lambda backend, found: isinstance(found, bool), lambda obj: False),
-    "device_info": (
-        "a complete DeviceInfo",
-        lambda backend, found: (
-            isinstance(found, DeviceInfo) and all(map(isinstance, astuple(found), (str, str, str, str, int)))
-        ),
-        lambda device: DeviceInfo(str(device)),
-    ),
-    "device_string": ("a text", _is_text, str),
-    "unavailable_reason": ("a text", _is_text, lambda device: ""),
-    "native_device": ("a device", lambda backend, found: found is not None, str),
+_ANSWERS: dict[str, tuple[str, Any, Callable[..., Any]]] = {
+    "devices": ("devices of its kinds, each once", tuple, tuple),
+    "owns": ("True or False", bool, lambda obj: False),
+    "device_info": ("a complete DeviceInfo", DeviceInfo, lambda device: DeviceInfo(str(device))),
+    "device_string": ("a text", str, str),
+    "unavailable_reason": ("a text", str, lambda device: ""),
+    "native_device": ("a device", object, str),
 }
-"""By method of a backend: what it returns, whether an answer is that, and what stands for a wrong answer."""
+"""By method of a backend: what it returns, in words and as a class, and what stands for a wrong answer."""
 
 
 class Registry:
@@ -226,11 +209,19 @@ class Registry:
             PluginError: it raises or returns something else, and is `required`.
             ConfigError: the backend reads an environment variable that is wrong.
         """
-        expected, is_right, stand_in = _ANSWERS[method]
+        expected, kind, stand_in = _ANSWERS[method]
         try:
-            answer = getattr(backend, method)(*arguments)
+            answer: Any = getattr(backend, method)(*arguments)
             answer = tuple(islice(answer, _MOST_DEVICES)) if method == "devices" else answer
-            if is_right(backend, answer):
+            is_right = answer is not None and isinstance(answer, kind)
+            if method == "devices":
+                for device in answer:
+                    is_right = is_right and isinstance(device, Device) and device.kind in backend.kinds
+                is_right = is_right and len(set(answer)) == len(answer)
+            elif method == "device_info" and is_right:
+                info: Any = answer
+                is_right = all(map(isinstance, astuple(info), (str, str, str, str, int)))
+            if is_right:
                 return answer
             fault = f"returned {answer!r:.200}, not {expected}"
         except ConfigError:  # of a variable of the environment: the user's mistake, and no fault of the plugin
