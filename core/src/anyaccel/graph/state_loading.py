@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,6 @@ from anyaccel.graph import data_config
 from anyaccel.graph.state_dict import PROGRESS, SLOTS, STEP, VALUES, HasState, models_of, unknown_nodes, values_of
 from anyaccel.graph.weight_loading import (
     Change,
-    Match,
     Names,
     check_axes,
     check_functions,
@@ -70,63 +69,27 @@ def load_state(graph: HasState, state: Mapping[str, Any], *, strict: bool = True
             f"the state of a graph must be a mapping, got {type(state).__name__}", hint="pass the result of state()"
         )
     arrays = {str(name): np.asarray(value) for name, value in state.items()}
-    counts, by_node, differences = _sorted(graph, arrays)
-    parts = {label: _node_part(graph, label, by_node[label], differences) for label in by_node}
-    if differences and strict:
-        raise _error_of(f"the state does not fit graph {graph.label!r}", differences)
-    if differences and not any(part is not None and part.n_loaded for part in parts.values()):
-        raise _error_of(f"nothing of the state fits graph {graph.label!r}", differences)
-    for label, part in parts.items():
-        if part is not None and (part.n_loaded or not part.values):
-            _load_node(graph, label, part)
-            if STEP in by_node[label] and STEP not in part.optimizer:
-                differences.append(
-                    _Difference(f"the optimizer state of node {label!r} is left out, so it starts from scratch")
-                )
-    graph.seed = counts.pop("seed", graph.seed)
-    graph.progress = {name.removeprefix(PROGRESS): count for name, count in counts.items()}
-    if differences:
-        text = "; ".join(difference.problem for difference in differences)
-        warnings.warn(printable(f"left out of graph {graph.label!r}: {text}."), UserWarning, stacklevel=user_level())
-
-
-def _error_of(whole: str, differences: Iterable[_Difference]) -> StateError:
-    """Return one error for all differences, or the error of a single one."""
-    listed = list(differences)
-    if len(listed) == 1:
-        problem, available, hint = listed[0]
-        return StateError(problem, available=available, hint=hint)
-    available = "; ".join(dict.fromkeys(difference.available for difference in listed if difference.available))
-    return StateError(
-        f"{whole}: {'; '.join(difference.problem for difference in listed)}", available=available, hint=_HINT
-    )
-
-
-def _sorted(
-    graph: HasState, arrays: Mapping[str, np.ndarray]
-) -> tuple[dict[str, int], dict[str, dict[str, np.ndarray]], list[_Difference]]:
-    """Return the entries of the graph (seed and progress) as ints, the arrays of each node, and what belongs
-    nowhere.
-    """
     transforms = {name: array for name, array in arrays.items() if name.startswith(data_config.PREFIX)}
     differences: list[_Difference] = []
     try:
         data_config.check_arrays(transforms, graph.nodes.values())
     except StateError as error:
         differences.append(_Difference(error.problem, error.available, error.hint))
+    # The seed and the progress of the graph, the arrays of each node, and what belongs nowhere.
     counts: dict[str, int] = {}
     by_node: dict[str, dict[str, np.ndarray]] = {label: {} for label in models_of(graph)}
     strangers: dict[str, list[str]] = {}
-    for name in (name for name in arrays if name not in transforms):
+    for name, array in arrays.items():
         label, _, rest = name.partition("/")
+        if name in transforms:
+            continue
         if name == "seed" or name.startswith(PROGRESS):
-            problem = _not_a_count(name, arrays[name])
-            if problem:
+            if problem := _not_a_count(name, array):
                 differences.append(_Difference(problem))
             else:
-                counts[name] = int(arrays[name])
+                counts[name] = int(array)
         elif label in by_node:
-            by_node[label][rest] = arrays[name]
+            by_node[label][rest] = array
         else:
             strangers.setdefault(label, []).append(name)
     for label, names in sorted(strangers.items()):
@@ -134,7 +97,51 @@ def _sorted(
             f"the state has {', '.join(map(repr, sorted(names)))}, but graph {graph.label!r} has no node {label!r}"
         )
         differences.append(_Difference(problem, ", ".join(by_node)))
-    return counts, by_node, differences
+    parts: dict[str, _NodePart] = {}
+    for label, arrays_of_node in by_node.items():
+        part = _node_part(graph, label, arrays_of_node, differences)
+        if part is not None:
+            parts[label] = part
+    if differences and strict:
+        raise _error_of(f"the state does not fit graph {graph.label!r}", differences)
+    if differences and not any(part.n_loaded for part in parts.values()):
+        raise _error_of(f"nothing of the state fits graph {graph.label!r}", differences)
+    for label, part in parts.items():
+        if part.values and not part.n_loaded:
+            continue
+        backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
+        backend.load_state(model, part.values)
+        graph.optimizer_states.pop(label, None)
+        if STEP in part.optimizer:
+            device = backend.device_of(model) or Device("cpu")
+            slots: dict[str, dict[str, Any]] = {}
+            for name, array in part.optimizer.items():
+                if name.startswith(SLOTS):
+                    _, slot, parameter = name.split("/", 2)
+                    slots.setdefault(parameter, {})[slot] = backend.from_host(
+                        np.ascontiguousarray(array).reshape(array.shape), device
+                    )
+            graph.optimizer_states[label] = NodeState(int(part.optimizer[STEP]), slots)
+        elif STEP in by_node[label]:
+            differences.append(
+                _Difference(f"the optimizer state of node {label!r} is left out, so it starts from scratch")
+            )
+    graph.seed = counts.pop("seed", graph.seed)
+    graph.progress = {name.removeprefix(PROGRESS): count for name, count in counts.items()}
+    if differences:
+        text = "; ".join(difference.problem for difference in differences)
+        warnings.warn(printable(f"left out of graph {graph.label!r}: {text}."), UserWarning, stacklevel=user_level())
+
+
+def _error_of(whole: str, differences: list[_Difference]) -> StateError:
+    """Return one error for all differences, or the error of a single one."""
+    if len(differences) == 1:
+        problem, available, hint = differences[0]
+        return StateError(problem, available=available, hint=hint)
+    available = "; ".join(dict.fromkeys(difference.available for difference in differences if difference.available))
+    return StateError(
+        f"{whole}: {'; '.join(difference.problem for difference in differences)}", available=available, hint=_HINT
+    )
 
 
 def _not_a_count(name: str, array: np.ndarray) -> str:
@@ -146,10 +153,16 @@ def _not_a_count(name: str, array: np.ndarray) -> str:
     return ""
 
 
+def _unlike(name: str, array: np.ndarray, current: np.ndarray) -> _Difference:
+    return _Difference(
+        f"{name} is {array.dtype}{list(array.shape)} in the state and {current.dtype}{list(current.shape)} in the graph"
+    )
+
+
 def _node_part(
     graph: HasState, label: str, arrays: Mapping[str, np.ndarray], differences: list[_Difference]
 ) -> _NodePart | None:
-    """Return the matching arrays of a node, and add its differences; None if it has no values to load into."""
+    """Return the fitting arrays of a node, and add its differences; None if it has no values to load into."""
     current = values_of(graph, label)
     if not current and label in unknown_nodes(graph):
         if arrays:
@@ -161,112 +174,64 @@ def _node_part(
                 )
             )
         return None
-    arrays = plain_state(graph.shapes.backends[label], getattr(graph.nodes[label], "model", None), current, arrays)
+    backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
+    n_before = len(differences)
+    arrays = plain_state(backend, model, current, arrays)
     values = {name: array for name, array in arrays.items() if not name.startswith((SLOTS, STEP))}
-    current = _with_loadable_shapes(graph, label, current, values)
-    value_differences = list(_value_differences(label, current, values))
-    optimizer = {name: array for name, array in arrays.items() if name not in values}
-    found_slots = [*_slot_differences(label, current, optimizer), *_lacking_slots(graph, label, current, optimizer)]
-    differences += [*value_differences, *found_slots]
-    fitting = {name: array for name, array in values.items() if name in current and _alike(array, current[name])}
-    all_values = fitting if len(fitting) == len(current) else {**current, **fitting}
-    return _NodePart(all_values, optimizer if not value_differences and not found_slots else {}, len(fitting))
-
-
-def _with_loadable_shapes(
-    graph: HasState, label: str, current: dict[str, np.ndarray], arrays: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Return the values of a node; where the model takes another shape, as if it had those that are given."""
-    backend = graph.shapes.backends[label]
+    # Where the model takes another shape, its values are compared as if it had those that are given.
     differing = {
         name: TensorSpec(array.shape, array.dtype.name)
-        for name, array in arrays.items()
+        for name, array in values.items()
         if name in current and array.dtype == current[name].dtype and array.shape != current[name].shape
     }
     loading = backend.capability(LoadableShapes) if differing else None
-    if loading is None:
-        return current
-    loadable = loading.loadable_shapes(getattr(graph.nodes[label], "model", None), differing)
-    return {**current, **{name: arrays[name] for name in loadable}}
-
-
-def _value_differences(
-    label: str, current: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
-) -> Iterator[_Difference]:
-    missing, unknown = sorted(set(current) - set(arrays)), sorted(set(arrays) - set(current))
+    if loading is not None:
+        current = {**current, **{name: values[name] for name in loading.loadable_shapes(model, differing)}}
+    missing, unknown = sorted(set(current) - set(values)), sorted(set(values) - set(current))
     if missing or unknown:
         problems = [f"it lacks {', '.join(missing)}"] if missing else []
         problems += [f"the node has no {', '.join(unknown)}"] if unknown else []
-        yield _Difference(f"the state of node {label!r} does not fit: {'; '.join(problems)}")
-    for name, array in arrays.items():
-        if name in current and not _alike(array, current[name]):
-            yield _unlike(f"{label}/{name}", array, current[name])
-
-
-def _alike(array: np.ndarray, current: np.ndarray) -> bool:
-    return array.shape == current.shape and array.dtype == current.dtype
-
-
-def _unlike(name: str, array: np.ndarray, current: np.ndarray) -> _Difference:
-    return _Difference(
-        f"{name} is {array.dtype}{list(array.shape)} in the state and {current.dtype}{list(current.shape)} in the graph"
-    )
-
-
-def _slot_differences(
-    label: str, current: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
-) -> Iterator[_Difference]:
-    """Slots of named optimizers have the shape of their parameter; other optimizers may have any shape and dtype."""
-    if arrays and STEP not in arrays:
-        yield _Difference(f"the state of node {label!r} has {', '.join(sorted(arrays))} but no {STEP}")
-        return
-    defaults = ((rule, {key: it.default for key, it in rule.settings.items()}) for rule in OPTIMIZERS.values())
-    named = {slot for rule, settings in defaults for slot in rule.slots(settings)}
-    for name, array in arrays.items():
-        slot, _, parameter = name.removeprefix(SLOTS).partition("/")
-        value = current.get(f"parameters/{parameter}")
-        if name == STEP:
-            problem = _not_a_count(f"{label}/{name}", array)
-            if problem:
-                yield _Difference(problem)
-        elif value is None:
-            yield _Difference(f"the state of node {label!r} does not fit: it has {name}", ", ".join(current))
-        elif array.dtype.kind not in "biufc" and not is_float(array.dtype):
-            yield _Difference(f"{label}/{name} in the state must have a numeric dtype, got {array.dtype}")
-        elif slot in named and array.shape != value.shape:
-            yield _unlike(f"{label}/{name}", array, value)
-
-
-def _lacking_slots(
-    graph: HasState, label: str, current: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
-) -> Iterator[_Difference]:
-    """Yield missing slots of a named optimizer for a parameter; slots of another optimizer are ignored."""
+        differences.append(_Difference(f"the state of node {label!r} does not fit: {'; '.join(problems)}"))
+    fitting: dict[str, np.ndarray] = {}
+    for name, array in values.items():
+        if name in current and array.shape == current[name].shape and array.dtype == current[name].dtype:
+            fitting[name] = array
+        elif name in current:
+            differences.append(_unlike(f"{label}/{name}", array, current[name]))
+    # Slots of named optimizers have the shape of their parameter; other optimizers may have any shape and dtype.
+    optimizer = {name: array for name, array in arrays.items() if name not in values}
+    slots = {name.removeprefix(SLOTS) for name in optimizer if name.startswith(SLOTS)}
+    if optimizer and STEP not in optimizer:
+        differences.append(_Difference(f"the state of node {label!r} has {', '.join(sorted(optimizer))} but no {STEP}"))
+    else:
+        named: set[str] = set()
+        for rule in OPTIMIZERS.values():
+            named.update(rule.slots({key: setting.default for key, setting in rule.settings.items()}))
+        for name, array in optimizer.items():
+            slot, _, parameter = name.removeprefix(SLOTS).partition("/")
+            value = current.get(f"parameters/{parameter}")
+            if name == STEP:
+                if problem := _not_a_count(f"{label}/{name}", array):
+                    differences.append(_Difference(problem))
+            elif value is None:
+                problem = f"the state of node {label!r} does not fit: it has {name}"
+                differences.append(_Difference(problem, ", ".join(current)))
+            elif array.dtype.kind not in "biufc" and not is_float(array.dtype):
+                problem = f"{label}/{name} in the state must have a numeric dtype, got {array.dtype}"
+                differences.append(_Difference(problem))
+            elif slot in named and array.shape != value.shape:
+                differences.append(_unlike(f"{label}/{name}", array, value))
+    # Missing slots of a named optimizer for a parameter; slots of another optimizer are ignored.
     spec = getattr(graph.nodes[label], "optimizer", None) or graph.optimizer
-    if spec is None or spec.own is not None:
-        return
-    kept = OPTIMIZERS[spec.name].slots(spec.settings)
-    slots = {name.removeprefix(SLOTS) for name in arrays if name.startswith(SLOTS)}
-    parameters = {slot.partition("/")[2] for slot in slots if slot.partition("/")[0] in kept}
-    parameters = {name for name in parameters if f"parameters/{name}" in current}
-    lacking = [f"{SLOTS}{slot}/{name}" for name in parameters for slot in kept if f"{slot}/{name}" not in slots]
-    if lacking:
-        yield _Difference(f"the state of node {label!r} lacks {', '.join(sorted(lacking))}")
-
-
-def _load_node(graph: HasState, label: str, part: _NodePart) -> None:
-    backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
-    backend.load_state(model, part.values)
-    graph.optimizer_states.pop(label, None)
-    if STEP in part.optimizer:
-        device = backend.device_of(model) or Device("cpu")
-        slots: dict[str, dict[str, Any]] = {}
-        for name, array in part.optimizer.items():
-            if name.startswith(SLOTS):
-                _, slot, parameter = name.split("/", 2)
-                slots.setdefault(parameter, {})[slot] = backend.from_host(
-                    np.ascontiguousarray(array).reshape(array.shape), device
-                )
-        graph.optimizer_states[label] = NodeState(int(part.optimizer[STEP]), slots)
+    if spec is not None and spec.own is None:
+        kept = OPTIMIZERS[spec.name].slots(spec.settings)
+        parameters = {slot.partition("/")[2] for slot in slots if slot.partition("/")[0] in kept}
+        parameters = {name for name in parameters if f"parameters/{name}" in current}
+        lacking = [f"{SLOTS}{slot}/{name}" for name in parameters for slot in kept if f"{slot}/{name}" not in slots]
+        if lacking:
+            differences.append(_Difference(f"the state of node {label!r} lacks {', '.join(sorted(lacking))}"))
+    all_values = fitting if len(fitting) == len(current) else {**current, **fitting}
+    return _NodePart(all_values, optimizer if len(differences) == n_before else {}, len(fitting))
 
 
 # -- State mapping: a state with the names and the order of axes of one framework, as that of a graph of another -------
@@ -321,18 +286,28 @@ class StateMapping:
         Raises:
             StateError: it does not fit; the message has all differences.
         """
-        places = self._places(saved)
+        places: dict[str, str] = {}  # the keys of the values of the mapped nodes in the state, by their plain names
+        for label in self._labels:
+            begins = tuple(f"{label}/{kind}" for kind in VALUES)
+            in_state = (name for name, array in saved.items() if isinstance(array, np.ndarray))
+            keys = [name.removeprefix(f"{label}/") for name in in_state if name.startswith(begins)]
+            prefix = f"{label}." if self._has_prefix else ""
+            places.update({f"{prefix}{name}": f"{label}/{key}" for name, key in plain_names(keys).items()})
         there = {place.partition("/")[0] for place in places.values()} if is_part else {*self._labels}
         arrays = {name: array for name, array in self._own.items() if self._keys[name][0] in there}
         theirs = {name: saved[place] for name, place in places.items()}
-        names = self._name_of if is_part else self._names
-        matched = match(theirs, arrays, names, self._change)
-        matched.missing = [
-            name for name in matched.missing if not is_part and self._keys[name][1].startswith(_PARAMETERS)
-        ]
-        self._check(matched)
+        names = self._names
+        if is_part and isinstance(names, Mapping):
+            names = {name: names[name] for name in theirs if name in names}
+        found = match(theirs, arrays, names, self._change)
+        found.missing = [name for name in found.missing if not is_part and self._keys[name][1].startswith(_PARAMETERS)]
+        whole = f"the state does not fit {', '.join(f'node {label!r}' for label in self._labels)}"
+        check_shared(found, self._keys, whole)
+        check_axes(found, whole)
+        if problems := problems_of(found):
+            raise StateError(f"{whole}: {problems}", available=", ".join(self._own), hint=HINT)
         goes_to = {places[source]: name for name, source in renamed(theirs, arrays, names).items()}
-        result = {name: arrays[name] for name in arrays if self._keys[name][1].startswith(_BUFFERS)} | matched.arrays
+        result = {name: arrays[name] for name in arrays if self._keys[name][1].startswith(_BUFFERS)} | found.arrays
         state = {"/".join(self._keys[name]): array for name, array in result.items()}
         values = set(places.values())
         for place, array in saved.items():
@@ -348,29 +323,6 @@ class StateMapping:
             elif not values & {place, parameter}:  # those that are there were left out
                 state[place] = array
         return state
-
-    def _places(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return the keys of the values of the mapped nodes in a state, by their names without prefix."""
-        places = {}
-        for label in self._labels:
-            begins = tuple(f"{label}/{kind}" for kind in VALUES)
-            arrays = (name for name, array in state.items() if isinstance(array, np.ndarray))
-            keys = [name.removeprefix(f"{label}/") for name in arrays if name.startswith(begins)]
-            prefix = f"{label}." if self._has_prefix else ""
-            places.update({f"{prefix}{name}": f"{label}/{key}" for name, key in plain_names(keys).items()})
-        return places
-
-    def _name_of(self, name: str) -> str | None:
-        if callable(self._names):
-            return self._names(name)
-        return (self._names or {}).get(name, name)
-
-    def _check(self, found: Match) -> None:
-        whole = f"the state does not fit {', '.join(f'node {label!r}' for label in self._labels)}"
-        check_shared(found, self._keys, whole)
-        check_axes(found, whole)
-        if problems := problems_of(found):
-            raise StateError(f"{whole}: {problems}", available=", ".join(self._own), hint=HINT)
 
     def _slot(self, array: np.ndarray, name: str, parameter: np.ndarray) -> np.ndarray:
         """Return a slot as its parameter is changed; one of another shape has no axes in common with it."""

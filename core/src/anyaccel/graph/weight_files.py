@@ -44,8 +44,29 @@ def read(weights: Any) -> dict[str, np.ndarray]:
     """
     if isinstance(weights, Mapping):
         return {str(name): _host_array(name, value) for name, value in weights.items()}
-    storage, name = _found(checked_path(weights))
-    return _read_shards(storage, name) if name.endswith(INDEX_ENDING) else _read_file(storage, name)
+    storage, name = storage_of_file(checked_path(weights))
+    if storage.size(name) is not None:
+        storage.remove_temporary(re.compile(re.escape(name)))
+    else:
+        folder = storage.subfolder(name)
+        if folder.names() is None:
+            problem = f"there is no file {storage.file_name(name)!r}"
+            raise StateError(problem, hint="pass a weight file, or a folder with one")
+        storage, name = folder, weight_file_in(folder, SUFFIXES)
+    if not name.endswith(INDEX_ENDING):
+        return _read_file(storage, name)
+    # All shards of an index are in its folder, and match the index.
+    weight_map, whole = shard_map(storage, name, SUFFIXES), repr(storage.file_name(name))
+    arrays: dict[str, np.ndarray] = {}
+    for shard in dict.fromkeys(weight_map.values()):
+        if storage.size(shard) is None:
+            raise StateError(f"{whole} names {shard!r}, which is missing", hint="copy or download it again")
+        arrays.update(_read_file(storage, shard))
+    different = sorted(weight_map.keys() ^ arrays.keys())
+    if different:
+        problem = f"{whole} and its shards differ in {', '.join(different)}"
+        raise StateError(problem, hint="copy or download them again")
+    return arrays
 
 
 def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], file_format: str = "") -> None:
@@ -98,19 +119,6 @@ def is_there(path: str | os.PathLike[str]) -> bool:
     """
     storage, name = storage_of_file(path)
     return storage.size(name) is not None or storage.subfolder(name).names() is not None
-
-
-def _found(path: str | os.PathLike[str]) -> tuple[Storage, str]:
-    """Return the storage and the name of a file, or of that which a folder has."""
-    storage, name = storage_of_file(path)
-    if storage.size(name) is not None:
-        storage.remove_temporary(re.compile(re.escape(name)))
-        return storage, name
-    folder = storage.subfolder(name)
-    if folder.names() is None:
-        problem = f"there is no file {storage.file_name(name)!r}"
-        raise StateError(problem, hint="pass a weight file, or a folder with one")
-    return folder, weight_file_in(folder, SUFFIXES)
 
 
 def _host_array(name: object, value: Any) -> np.ndarray:
@@ -175,18 +183,3 @@ def _files_for(storage: Storage, name: str) -> WeightFiles:
         available=", ".join(readable),
         hint=install_line(distribution) if distribution else f"use {SAFETENSORS}",
     )
-
-
-def _read_shards(storage: Storage, index: str) -> dict[str, np.ndarray]:
-    """Return the arrays of all shards of an index, which must be in its folder and match the index."""
-    weight_map, whole = shard_map(storage, index, SUFFIXES), repr(storage.file_name(index))
-    arrays: dict[str, np.ndarray] = {}
-    for shard in dict.fromkeys(weight_map.values()):
-        if storage.size(shard) is None:
-            raise StateError(f"{whole} names {shard!r}, which is missing", hint="copy or download it again")
-        arrays.update(_read_file(storage, shard))
-    different = sorted(weight_map.keys() ^ arrays.keys())
-    if different:
-        problem = f"{whole} and its shards differ in {', '.join(different)}"
-        raise StateError(problem, hint="copy or download them again")
-    return arrays

@@ -66,7 +66,18 @@ def load(
     keys = {name: key for label in labels for name, key in named_values(graph, label, values[label], labels).items()}
     theirs = weight_files.read(weights)
     arrays = {name: values[label][key] for name, (label, key) in keys.items()}
-    matched = match(_plainly_named(graph, labels, theirs, arrays, names), arrays, names, change)
+    # A file that was written while a model was wrapped has names with those of the wrapper.
+    plainly_named: dict[str, np.ndarray] = {}
+    for name, array in theirs.items():
+        plain = name
+        for label in labels if name not in arrays and not (isinstance(names, Mapping) and name in names) else ():
+            prefix = f"{label}." if len(labels) > 1 else ""
+            files = graph.shapes.backends[label].capability(WeightFiles)
+            if files is not None and name.startswith(prefix):
+                model = getattr(graph.nodes[label], "model", None)
+                plain = prefix + files.plain_name(model, name.removeprefix(prefix))
+        plainly_named[plain if plain in arrays and plain not in theirs else name] = array
+    matched = match(plainly_named, arrays, names, change)
     whole = f"{_told(weights)} does not fit {', '.join(f'node {label!r}' for label in labels)}"
     check_shared(matched, keys, whole)
     check_axes(matched, whole)
@@ -89,23 +100,6 @@ def load(
         mismatched_keys=matched.mismatched,
         cast=matched.cast,
     )
-
-
-def _plainly_named(
-    graph: HasState, labels: list[str], theirs: Mapping[str, np.ndarray], own: Mapping[str, Any], names: Names
-) -> dict[str, np.ndarray]:
-    """Return the arrays of a file that was written while a model was wrapped, by their names without the wrapper."""
-    renamed: dict[str, np.ndarray] = {}
-    for name, array in theirs.items():
-        plain = name
-        for label in labels if name not in own and not (isinstance(names, Mapping) and name in names) else ():
-            backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
-            prefix = f"{label}." if len(labels) > 1 else ""
-            files = backend.capability(WeightFiles)
-            if files is not None and name.startswith(prefix):
-                plain = prefix + files.plain_name(model, name.removeprefix(prefix))
-        renamed[plain if plain in own and plain not in theirs else name] = array
-    return renamed
 
 
 def _told(weights: Any) -> str:
@@ -342,9 +336,10 @@ def _take(result: Match, target: str, name: str, loaded: np.ndarray, own: np.nda
     array = loaded if change is None else np.asarray(_called("change", change, target, loaded))
     if array.shape != own.shape:
         result.mismatched[target] = f"{_described(array)} in the file and {_described(own)} in the model"
-        order = _order_of_axes(array.shape, own.shape) if change is None else None
-        if order is not None:
-            result.transposed[target] = order
+        if change is None and sorted(array.shape) == sorted(own.shape) and array.ndim <= _MAX_PERMUTED:
+            orders = permutations(range(array.ndim))
+            fits = (order for order in orders if tuple(array.shape[axis] for axis in order) == own.shape)
+            result.transposed[target] = next(fits)
         return
     if array.dtype != own.dtype:
         # Every value must keep its meaning: integers exactly, floats but for rounding.
@@ -384,14 +379,6 @@ def transposing(name: str, order: tuple[int, ...] = (1, 0)) -> str:
     moved = "array.T" if order == (1, 0) else f"array.transpose{order}"
     word, n_axes = name.rpartition(".")[2], len(order)
     return f"change=lambda name, array: {moved} if name.endswith({word!r}) and array.ndim == {n_axes} else array"
-
-
-def _order_of_axes(shape: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the order of axes that gives an array the model's shape; None if no such order exists."""
-    if sorted(shape) != sorted(own) or len(shape) > _MAX_PERMUTED:
-        return None
-    orders = permutations(range(len(shape)))
-    return next((order for order in orders if tuple(shape[axis] for axis in order) == own), None)
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
