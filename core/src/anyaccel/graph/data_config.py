@@ -10,7 +10,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.data import DataSchema, FeatureSet, Reference
 from anyaccel.data.data_schema import column_config
-from anyaccel.data.transforms import FittedTransform, read_transforms, relevant_transforms
+from anyaccel.data.transforms import read_transforms, relevant_transforms
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import Node
@@ -25,22 +25,20 @@ def data_configs(nodes: Iterable[Node]) -> tuple[dict[str, Any], dict[str, np.nd
     """Return, for each feature set of a graph, its columns and the transforms that the graph uses, and their arrays."""
     nodes, configs, arrays = list(nodes), {}, dict[str, np.ndarray]()
     for label, feature_set in topology.feature_sets(nodes).items():
-        transforms = enumerate(_transforms(feature_set, nodes))
+        # The transforms of the columns that nodes take, and of the targets, the oldest first.
+        names: dict[str, None] = {}
+        for node in nodes:
+            for upstream in node.upstreams:
+                if isinstance(upstream, Reference) and upstream.feature_set is feature_set:
+                    names.update(dict.fromkeys((*upstream.features, *upstream.targets)))
+        relevant = relevant_transforms(feature_set.transforms, [*names, *feature_set.targets])[::-1]
         configs[label] = {
             "columns": {name: column_config(feature_set, name) for name in feature_set.columns},
             "transforms": [
-                transform.get_config(arrays, f"{PREFIX}{label}/{number}") for number, transform in transforms
+                transform.get_config(arrays, f"{PREFIX}{label}/{number}") for number, transform in enumerate(relevant)
             ],
         }
     return configs, arrays
-
-
-def _transforms(feature_set: FeatureSet, nodes: Iterable[Node]) -> list[FittedTransform]:
-    """Return the transforms of the columns that nodes take, and of the targets, the oldest first."""
-    references = [up for node in nodes for up in node.upstreams if isinstance(up, Reference)]
-    references_of_set = [reference for reference in references if reference.feature_set is feature_set]
-    names = dict.fromkeys(name for reference in references_of_set for name in (*reference.features, *reference.targets))
-    return relevant_transforms(feature_set.transforms, [*names, *feature_set.targets])[::-1]
 
 
 def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes: Iterable[Node]) -> None:
@@ -109,7 +107,10 @@ def with_schemas(
     for label, entry in (data if isinstance(data, Mapping) else {}).items():
         if label not in read:
             transforms = read_transforms(_listed(label, entry), arrays, allow)
-            read[label] = DataSchema.of(label, _columns(label, entry), transforms)
+            columns = entry.get("columns")
+            if not isinstance(columns, Mapping) or not all(isinstance(it, Mapping) for it in columns.values()):
+                raise ConfigError(f"{shown(columns)} are not the columns of the data {label!r}", hint=_HINT)
+            read[label] = DataSchema.of(label, columns, transforms)
     return list(read.values())
 
 
@@ -118,13 +119,6 @@ def _listed(label: str, entry: Any) -> list[Mapping[str, Any]]:
     if not isinstance(transforms, list) or not all(isinstance(entry, Mapping) for entry in transforms):
         raise ConfigError(f"{shown(entry)} is not the configuration of the data {label!r}", hint=_HINT)
     return transforms
-
-
-def _columns(label: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    columns = entry.get("columns")
-    if not isinstance(columns, Mapping) or not all(isinstance(column, Mapping) for column in columns.values()):
-        raise ConfigError(f"{shown(columns)} are not the columns of the data {label!r}", hint=_HINT)
-    return columns
 
 
 def _shown(configs: Iterable[Mapping[str, Any]]) -> str:

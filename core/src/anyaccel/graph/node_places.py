@@ -38,9 +38,23 @@ def node_places(
     """Return the place of each node: by the plan, otherwise where its model is now, otherwise the device it asks
     for.
     """
-    known_places = {
-        name: _current_place(node, shapes, registry) for name, node in nodes.items() if isinstance(node, ModelNode)
-    }
+    known_places: dict[str, NodePlace] = {}
+    for name, node in nodes.items():
+        if not isinstance(node, ModelNode):
+            continue
+        framework, requested = node.framework or "", str(node.accelerator or "")
+        if not framework and shapes is not None:
+            framework = shapes.frameworks.get(name, "")
+        elif not framework:
+            owners = registry.owners(node.model)
+            framework = owners[0] if len(owners) == 1 else ""
+        try:
+            current = str(registry.find(framework).device_of(node.model) or "") if framework else ""
+        except Exception:  # a model under construction, or on several devices, must not break the drawing
+            current = ""
+        elsewhere = requested if current and requested != current else ""
+        device = current or requested
+        known_places[name] = NodePlace(framework, device, device or UNPLACED, elsewhere)
     for name in reversed(topology.topological(nodes)):
         if name not in known_places:
             near = [*topology.consumers(name, nodes), *topology.parents(nodes[name], nodes)]
@@ -53,22 +67,6 @@ def node_places(
         unplanned = {name: NodePlace(place.framework, "", "not in this plan") for name, place in known_places.items()}
         return {**unplanned, **planned}
     return known_places
-
-
-def _current_place(node: ModelNode, shapes: Shapes | None, registry: Registry) -> NodePlace:
-    framework, requested = node.framework or "", str(node.accelerator or "")
-    if not framework and shapes is not None:
-        framework = shapes.frameworks.get(node.label, "")
-    elif not framework:
-        owners = registry.owners(node.model)
-        framework = owners[0] if len(owners) == 1 else ""
-    try:
-        current = str(registry.find(framework).device_of(node.model) or "") if framework else ""
-    except Exception:  # a model under construction, or on several devices, must not break the drawing
-        current = ""
-    if not current:
-        return NodePlace(framework, requested, requested or UNPLACED)
-    return NodePlace(framework, current, current, requested if requested != current else "")
 
 
 def summary(nodes: Mapping[str, Node], shapes: Shapes, registry: Registry, label: str) -> str:

@@ -16,6 +16,7 @@ from anyaccel.graph.plan_entries import (
     CATEGORIES,
     LEFT_OUT,
     NOT_COVERED,
+    OPTIONAL_COLUMNS,
     Assignment,
     Column,
     Crossing,
@@ -27,7 +28,6 @@ from anyaccel.graph.plan_entries import (
     checked_text,
     described,
     number_of,
-    numbers_text,
     read_entry,
     step_bytes,
 )
@@ -271,11 +271,14 @@ class Plan:
             tuples["memory"] = tuple(map(DeviceMemory.from_dict, given.get("memory", ())))
             tuples["activations"] = tuple(map(NodeActivations.from_dict, given.get("activations", ())))
             tuples["decisions"] = tuple(read_entry(Decision, entry) for entry in given.get("decisions", ()))
+            batch_size = given.get("batch_size")
+            if batch_size is not None and not (type(batch_size) is int and batch_size > 0):
+                raise TypeError(f"{shown(batch_size, 40)} instead of a count")
             texts: dict[str, Any] = {name: checked_text(given[name]) for name in ("phase", "graph")}
             return cls(
                 **texts,
                 notes=tuple(map(checked_text, given["notes"])),
-                batch_size=_count(given.get("batch_size")),
+                batch_size=batch_size,
                 machine=checked_text(given.get("machine", "")),
                 **tuples,
             )
@@ -293,9 +296,8 @@ class Plan:
             (a.node, self._where(a.device), f"{a.framework} {a.native_name}", a.reason, f"{a.parameters:,}")
             for a in self.assignments
         ]
-        shardings = (f"{a.sharding} ({a.sharding_reason})" if a.sharding else "" for a in self.assignments)
-        for head, added in {"precision": map(numbers_text, self.assignments), "sharding": shardings}.items():
-            texts = [head, *added]
+        for head, text_of in OPTIONAL_COLUMNS.items():
+            texts = [head, *map(text_of, self.assignments)]
             if any(texts[1:]):
                 rows = [(*cells, more) for cells, more in zip(rows, texts, strict=True)]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
@@ -303,7 +305,14 @@ class Plan:
         for column in self.columns:
             change, name = f" ({column.change})" if column.change else "", text(column.shown, _LONGEST)
             lines.append(f"load  {name} -> {column.framework} {column.device}: {column.spec_text}{change}")
-        lines += map(self._crossing_line, self.crossings)
+        for crossing in self.crossings:
+            value = f"gradient of {crossing.value}" if crossing.gradient else crossing.value
+            source, target = self[crossing.source], self[crossing.target]
+            ends = f"{source.framework} {source.device} -> {target.framework} {target.device}"
+            nbytes = step_bytes(crossing.nbytes, self.batch_size)
+            step = "" if nbytes is None else f", {size(nbytes)} per step"
+            way = f"by {_ROUTES[crossing.route]}, {crossing.nbytes} B per sample{step}"
+            lines.append(f"cross {value}: {ends} {way}")
         lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
         lines += [f"{decision.what} {decision.choice}: {text(decision.why, _LONGEST)}" for decision in self.decisions]
         if self.memory:
@@ -311,14 +320,6 @@ class Plan:
             figures = [(f"{m.framework} {m.device}", *(covered(getattr(m, x)) for x in columns)) for m in self.memory]
             lines += table([("memory of", *CATEGORIES, "headroom", "of"), *figures])
         return "\n".join([*lines, *map(activation_line, self.activations)])
-
-    def _crossing_line(self, crossing: Crossing) -> str:
-        value = f"gradient of {crossing.value}" if crossing.gradient else crossing.value
-        source, target = self[crossing.source], self[crossing.target]
-        ends = f"{source.framework} {source.device} -> {target.framework} {target.device}"
-        nbytes = step_bytes(crossing.nbytes, self.batch_size)
-        step = "" if nbytes is None else f", {size(nbytes)} per step"
-        return f"cross {value}: {ends} by {_ROUTES[crossing.route]}, {crossing.nbytes} B per sample{step}"
 
 
 def activation_line(activations: NodeActivations) -> str:
@@ -374,12 +375,6 @@ def _to_dict(entry: Any) -> dict[str, Any]:
     values = {item.name: getattr(entry, item.name) for item in kept}
     left_out = {item.name for item in kept if item.metadata == LEFT_OUT and values[item.name] == item.default}
     return {name: _plain(value) for name, value in values.items() if name not in left_out}
-
-
-def _count(value: Any) -> int | None:
-    if value is not None and not (type(value) is int and value > 0):
-        raise TypeError(f"{shown(value, 40)} instead of a count")
-    return value
 
 
 def _plain(value: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any
 
 from anyaccel.backend import ComputingBackend
 from anyaccel.data.arrow_columns import up_to
@@ -135,6 +135,13 @@ def numbers_text(assignment: Assignment) -> str:
     text = f"{assignment.precision} ({assignment.precision_reason})" if assignment.precision else ""
     recomputed = f"{_recomputed(assignment).split()[0]} recomputed" if assignment.recomputed else ""
     return ", ".join(filter(None, (text, recomputed)))
+
+
+OPTIONAL_COLUMNS: Mapping[str, Callable[[Assignment], str]] = {
+    "precision": numbers_text,
+    "sharding": lambda it: f"{it.sharding} ({it.sharding_reason})" if it.sharding else "",
+}
+"""Columns of the table of nodes that a plan shows if one of the nodes has such a text."""
 
 
 def number_of(number: int, what: str) -> str:
@@ -386,14 +393,19 @@ def read_entry(cls: type, saved: Mapping[str, Any]) -> Any:
     plain = dict(saved)
     read: dict[str, Any] = {
         **{name: Device.parse(plain.pop(name)) for name in _DEVICES if name in plain},
-        **{name: _spec(spec) for name in _SPECS if (spec := plain.pop(name, None))},
         **{name: tuple(_list(plain.pop(name))) for name in _TUPLES if name in plain},
-        **{
-            name: tuple(_rejection(entry) for entry in _list(plain.pop(name)))
-            for name in ("rejected",)
-            if name in plain
-        },
     }
+    for name in _SPECS:
+        if shape_and_dtype := plain.pop(name, None):
+            spec = read[name] = TensorSpec(tuple(shape_and_dtype["shape"]), shape_and_dtype["dtype"])
+            if not isinstance(spec.dtype, str) or not all(type(size) is int and size >= 0 for size in spec.shape):
+                raise TypeError("a shape must contain ints, and a dtype must be text")
+    if "rejected" in plain:
+        rejected = [_checked(Rejection(**entry)) for entry in _list(plain.pop("rejected"))]
+        for rejection in rejected:
+            if rejection.level not in LEVELS:
+                raise ValueError(f"{rejection.level!r} is not one of {', '.join(LEVELS)}")
+        read["rejected"] = tuple(rejected)
     if plain.get("offload") is not None:
         read["offload"] = divided_layout().read(plain.pop("offload"))
     for name in _NOT_COMPARED:
@@ -407,20 +419,6 @@ def _list(value: Any) -> list[Any] | tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{type(value).__name__} instead of a list")
     return value
-
-
-def _rejection(entry: Mapping[str, Any]) -> Rejection:
-    made = cast(Rejection, _checked(Rejection(**entry)))
-    if made.level not in LEVELS:
-        raise ValueError(f"{made.level!r} is not one of {', '.join(LEVELS)}")
-    return made
-
-
-def _spec(entry: Mapping[str, Any]) -> TensorSpec:
-    spec = TensorSpec(tuple(entry["shape"]), entry["dtype"])
-    if not isinstance(spec.dtype, str) or not all(type(size) is int and size >= 0 for size in spec.shape):
-        raise TypeError("a shape must contain ints, and a dtype must be text")
-    return spec
 
 
 def _checked(entry: Any) -> Any:

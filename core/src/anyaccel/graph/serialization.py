@@ -139,36 +139,35 @@ def without_optimizer(config: Any) -> Any:
 def node_configs(nodes: Iterable[Node]) -> list[dict[str, Any]]:
     """Return nodes as plain data; among nodes that share a model, all but the first refer to the first."""
     first: dict[int, str] = {}
-    configs = []
+    configs: list[dict[str, Any]] = []
     for node in nodes:
-        entry = _node_config(node)
-        if isinstance(node, ModelNode) and first.setdefault(id(node.model), node.label) != node.label:
-            entry["model"] = {_SHARED: first[id(node.model)]}
-        configs.append(entry)
+        upstreams = [up if isinstance(up, str) else up.get_config() for up in node.upstreams]
+        if isinstance(node, ConcatNode):
+            configs.append({"type": "concat", "label": node.label, "upstreams": upstreams, "axis": node.axis})
+            continue
+        other = first.setdefault(id(node.model), node.label)
+        axes = batch_axes_of(node.arguments)
+        computed = {name: getattr(node, name) for name in _COMPUTED}
+        configs.append(
+            {
+                "type": "model",
+                "label": node.label,
+                "upstreams": upstreams,
+                "arguments": [list(path) for path in node.arguments] or None,
+                "accelerator": node.accelerator.get_config() if node.accelerator else None,
+                "optimizer": node.optimizer.get_config() if node.optimizer else None,
+                "framework": node.framework,
+                "outputs": list(node.outputs) if node.outputs else None,
+                "modes": node.modes,
+                **({"batch_axes": list(axes)} if axes else {}),
+                **{name: value for name, value in computed.items() if value is not None},
+                **layout_config(node),
+                "frozen": node.frozen,
+                "frozen_mode": node.frozen_mode,
+                "model": _model_config(node.model) if other == node.label else {_SHARED: other},
+            }
+        )
     return configs
-
-
-def _node_config(node: Node) -> dict[str, Any]:
-    upstreams = [up if isinstance(up, str) else up.get_config() for up in node.upstreams]
-    if isinstance(node, ConcatNode):
-        return {"type": "concat", "label": node.label, "upstreams": upstreams, "axis": node.axis}
-    return {
-        "type": "model",
-        "label": node.label,
-        "upstreams": upstreams,
-        "arguments": [list(path) for path in node.arguments] or None,
-        "accelerator": node.accelerator.get_config() if node.accelerator else None,
-        "optimizer": node.optimizer.get_config() if node.optimizer else None,
-        "framework": node.framework,
-        "outputs": list(node.outputs) if node.outputs else None,
-        "modes": node.modes,
-        **({"batch_axes": list(axes)} if (axes := batch_axes_of(node.arguments)) else {}),
-        **{name: value for name in _COMPUTED if (value := getattr(node, name)) is not None},
-        **layout_config(node),
-        "frozen": node.frozen,
-        "frozen_mode": node.frozen_mode,
-        "model": _model_config(node.model),
-    }
 
 
 def _model_config(model: Any) -> dict[str, Any] | None:
@@ -197,39 +196,42 @@ def read_nodes(
     Raises:
         ConfigError: malformed, or names an object that is neither registered nor given.
     """
-    known, nodes = dict(models), []
+    settings: dict[str, Any] = {**dict.fromkeys(_COMPUTED), **LAYOUT_SETTINGS}
+    known: dict[str, Any] = dict(models)
+    nodes: list[Node] = []
     for entry in entries:
-        node = _read_node(entry, sets, known, allow)
-        if isinstance(node, ModelNode):
-            known.setdefault(node.label, node.model)
+        kind = entry.get("type") if isinstance(entry, Mapping) else None
+        if kind == "concat":
+            plain = checked(entry, _CONCAT_KEYS, _CONCAT_KEYS - {"type"}, "a ConcatNode")
+            nodes.append(ConcatNode(plain["label"], _read_upstreams(plain, sets), plain["axis"]))
+            continue
+        if kind != "model":
+            raise ConfigError(f"unknown type of a node: {shown(kind)}", available="model, concat", hint=_HINT)
+        plain = checked(entry, _MODEL_KEYS, {"label", "upstreams"}, "a ModelNode")
+        label = check_label(plain["label"], "a node")
+        model = known[label] if label in known else _read_model(plain, known, allow)
+        axes, paths = plain.get("batch_axes") or [], plain.get("arguments") or []  # of each input
+        inputs = _read_arguments(plain, sets)
+        if not isinstance(axes, (list, tuple)) or len(axes) not in (0, len(paths)):
+            problem = f"node {label!r}: batch_axes={shown(axes)} are not the axes of {len(paths)} inputs"
+            raise ConfigError(problem, hint=_HINT)
+        node = ModelNode(
+            label,
+            model,
+            inputs,
+            Accelerator.from_config(plain["accelerator"]) if plain.get("accelerator") is not None else None,
+            optimizer=Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") is not None else None,
+            framework=plain.get("framework"),
+            outputs=plain.get("outputs"),
+            modes=_mode(plain, "modes", MODES),
+            batch_axis={".".join(map(str, path)): axis for path, axis in zip(paths, axes, strict=False)},
+            **{name: plain.get(name, default) for name, default in settings.items()},
+        )
+        node.frozen = flag(ConfigError, f"node {label!r}: ", "frozen", plain.get("frozen", False))
+        node.frozen_mode = _mode(plain, "frozen_mode", FROZEN_MODES)
+        known.setdefault(label, node.model)
         nodes.append(node)
     return nodes
-
-
-def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, Any], allow: Sequence[type]) -> Node:
-    kind = entry.get("type") if isinstance(entry, Mapping) else None
-    if kind == "concat":
-        plain = checked(entry, _CONCAT_KEYS, _CONCAT_KEYS - {"type"}, "a ConcatNode")
-        return ConcatNode(plain["label"], _read_upstreams(plain, sets), plain["axis"])
-    if kind != "model":
-        raise ConfigError(f"unknown type of a node: {shown(kind)}", available="model, concat", hint=_HINT)
-    plain = checked(entry, _MODEL_KEYS, {"label", "upstreams"}, "a ModelNode")
-    check_label(plain["label"], "a node")
-    node = ModelNode(
-        plain["label"],
-        models[plain["label"]] if plain["label"] in models else _read_model(plain, models, allow),
-        _read_arguments(plain, sets),
-        Accelerator.from_config(plain["accelerator"]) if plain.get("accelerator") is not None else None,
-        optimizer=Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") is not None else None,
-        framework=plain.get("framework"),
-        outputs=plain.get("outputs"),
-        modes=_mode(plain, "modes", MODES),
-        batch_axis=_read_batch_axes(plain),
-        **{name: plain.get(name, default) for name, default in {**dict.fromkeys(_COMPUTED), **LAYOUT_SETTINGS}.items()},
-    )
-    node.frozen = flag(ConfigError, f"node {node.label!r}: ", "frozen", plain.get("frozen", False))
-    node.frozen_mode = _mode(plain, "frozen_mode", FROZEN_MODES)
-    return node
 
 
 def _mode(entry: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
@@ -261,15 +263,6 @@ def _read_arguments(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) ->
     return by_keyword or positional
 
 
-def _read_batch_axes(entry: Mapping[str, Any]) -> dict[str, int]:
-    """Return the axes of the batch by input, as ModelNode takes them."""
-    axes, paths = entry.get("batch_axes") or [], entry.get("arguments") or []
-    if not isinstance(axes, (list, tuple)) or len(axes) not in (0, len(paths)):
-        problem = f"node {entry['label']!r}: batch_axes={shown(axes)} are not the axes of {len(paths)} inputs"
-        raise ConfigError(problem, hint=_HINT)
-    return {".".join(map(str, path)): axis for path, axis in zip(paths, axes, strict=False)}
-
-
 def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequence[type]) -> Any:
     named, label = entry.get("model"), entry["label"]
     if named is None:
@@ -286,7 +279,27 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
                 available=", ".join(models),
             )
         return models[other]
-    cls = _allowed(label, named["class"], allow) if "class" in named else _named(label, named)
+    if "class" in named:
+        cls = next((cls for cls in allow if class_name(cls) == named["class"]), None)
+        if cls is None:
+            name = named["class"]
+            raise ConfigError(
+                f"node {label!r}: the configuration names the class {name!r}, which is not registered; nothing was "
+                "imported",
+                available=", ".join(map(class_name, allow)),
+                hint=f"pass the model: models={{{label!r}: ...}}; or, if you trust the class, import it and pass "
+                f"allow=[{str(name).rpartition(':')[2]}]",
+            )
+    else:
+        backend, name = registry().find(str(named.get("framework"))), str(named.get("name"))
+        offered = backend.models() if isinstance(backend, Compute) else {}
+        if name not in offered:
+            raise ConfigError(
+                f"node {label!r}: {backend.framework} has no model called {name!r}",
+                available=", ".join(offered),
+                hint=f"pass it: models={{{label!r}: ...}}",
+            )
+        cls = offered[name]
     config = named.get("config", {})
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
         raise ConfigError(f"{shown(config)} is not the configuration of a model", hint="pass a dict with text keys")
@@ -298,31 +311,6 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
             f"node {label!r}: its model does not accept its configuration: {problem}",
             hint=f"pass the model: models={{{label!r}: ...}}",
         ) from error
-
-
-def _named(label: str, named: Mapping[str, Any]) -> type:
-    backend = registry().find(str(named.get("framework")))
-    offered = backend.models() if isinstance(backend, Compute) else {}
-    name = str(named.get("name"))
-    if name not in offered:
-        raise ConfigError(
-            f"node {label!r}: {backend.framework} has no model called {name!r}",
-            available=", ".join(offered),
-            hint=f"pass it: models={{{label!r}: ...}}",
-        )
-    return offered[name]
-
-
-def _allowed(label: str, name: Any, allow: Sequence[type]) -> type:
-    for cls in allow:
-        if class_name(cls) == name:
-            return cls
-    raise ConfigError(
-        f"node {label!r}: the configuration names the class {name!r}, which is not registered; nothing was imported",
-        available=", ".join(map(class_name, allow)),
-        hint=f"pass the model: models={{{label!r}: ...}}; or, if you trust the class, import it and pass "
-        f"allow=[{str(name).rpartition(':')[2]}]",
-    )
 
 
 # -- Framework versions: which versions of frameworks and model libraries compute the models of a graph ----------------
