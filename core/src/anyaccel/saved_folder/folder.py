@@ -69,7 +69,19 @@ def write(
         OSError: the folder cannot be written to.
     """
     storage = storage_of(folder)
-    earlier = _earlier(storage, set(parts))
+    if storage.is_file():
+        raise ConfigError(f"{storage.name!r} is a file", hint="choose a name for a new folder")
+    if shards.has_foreign_index(storage):
+        problem = f"{storage.name!r} has a {shards.INDEX} of another program"
+        raise ConfigError(problem, hint="choose a name for a new folder")
+    earlier: set[str] = set()  # the files of arrays that the folder has now
+    if is_saved(storage):
+        manifest = load(storage)
+        lost = sorted(parts_of(manifest) - set(parts))
+        if lost:
+            problem = f"{storage.name!r} also holds {', '.join(lost)}, which would be lost"
+            raise ConfigError(problem, hint="choose a name for a new folder, or remove this one first")
+        earlier = {file.file for file in arrays_files(storage, manifest)}
     storage.create_folder()
     files: list[ArraysFile] = []
     try:
@@ -140,41 +152,15 @@ def publish(file: Path, contents: bytes) -> None:
     LocalStorage(file.parent).publish(file.name, contents)
 
 
-def _earlier(storage: Storage, parts: set[str]) -> set[str]:
-    """Return the files of arrays that a folder has now, where `parts` replace all that it holds.
-
-    Raises:
-        ConfigError: it is a file, has a manifest or an index of something else, or holds more than `parts`.
-    """
-    if storage.is_file():
-        raise ConfigError(f"{storage.name!r} is a file", hint="choose a name for a new folder")
-    if shards.has_foreign_index(storage):
-        problem = f"{storage.name!r} has a {shards.INDEX} of another program"
-        raise ConfigError(problem, hint="choose a name for a new folder")
-    if not is_saved(storage):
-        return set()
-    manifest = load(storage)
-    lost = sorted(parts_of(manifest) - parts)
-    if lost:
-        problem = f"{storage.name!r} also holds {', '.join(lost)}, which would be lost"
-        raise ConfigError(problem, hint="choose a name for a new folder, or remove this one first")
-    return {file.file for file in arrays_files(storage, manifest)}
-
-
-def _used(storage: Storage) -> set[str]:
-    """Return the files of arrays that the manifest of a folder names; none if it has no manifest."""
-    if not is_saved(storage):
-        return set()
-    return {file.file for file in arrays_files(storage, load(storage))}
-
-
 def _remove_unused(storage: Storage, replaced: set[str]) -> None:
     """Remove the replaced files, and what writers that were killed have left behind."""
     storage.remove_temporary(_WRITTEN)
     names = storage.names() or ()
     with storage.abandoned([name for name in names if ARRAYS_FILE.fullmatch(name)]) as abandoned:
         # The manifest is read after the files are locked: a writer releases its files when the manifest names them.
-        unused = ({*names} & replaced | {*abandoned}) - _used(storage)
+        unused = {*names} & replaced | {*abandoned}
+        if is_saved(storage):
+            unused -= {file.file for file in arrays_files(storage, load(storage))}
         if storage.replaces_at_once:
             unused -= {PREVIOUS}
         for name in unused:

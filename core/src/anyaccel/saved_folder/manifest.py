@@ -68,12 +68,25 @@ def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile], ver
             available=f"any name but {', '.join(_OWN)}",
             hint="choose another name",
         )
+    entries = []
+    for file in files:
+        if file.digests is None:
+            raise ValueError(f"{file.file} has no hashes")
+        entries.append(
+            {
+                "file": file.file,
+                "group": file.group,
+                "bytes": file.size,
+                "header_sha256": file.digests.header,
+                "crc32": dict(file.digests.tensors),
+            }
+        )
     manifest = {
         "format": _FORMAT,
         "schema_version": SCHEMA_VERSION,
         "written_by": {name: metadata.version(name) for name in ("anyaccel", "numpy")} | dict(versions),
         **parts,
-        "arrays": [_entry(file) for file in files],
+        "arrays": entries,
     }
     try:
         manifest = strict_json.parse(strict_json.canonical(manifest))  # as it is read: keys are text, tuples lists
@@ -205,10 +218,25 @@ def arrays_files(storage: Storage, manifest: Mapping[str, Any]) -> list[ArraysFi
         ConfigError: an entry is malformed, or names a file in another place.
     """
     entries = manifest.get("arrays")
+    listed: list[Any] = entries if isinstance(entries, list) else [None]
     files = []
-    for entry in entries if isinstance(entries, list) else [None]:
+    for entry in listed:
         try:
-            files.append(_arrays_file(entry))
+            file, nbytes = entry["file"], entry["bytes"]
+            if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0 or not ARRAYS_FILE.fullmatch(file):
+                raise ValueError(file)
+            group = file.partition("-")[0]
+            if entry.get("group", group) != group:
+                raise ValueError(group)
+            sha256, digests = "", None
+            if "sha256" in entry:
+                sha256 = _matching(_SHA256, entry["sha256"])
+            elif not isinstance(entry["crc32"], dict):
+                raise ValueError("crc32")
+            else:
+                tensors = {name: _matching(_CRC32, checksum) for name, checksum in entry["crc32"].items()}
+                digests = Digests(_matching(_SHA256, entry["header_sha256"]), tensors)
+            files.append(ArraysFile(file=file, group=group, size=nbytes, digests=digests, sha256=sha256))
         except (TypeError, KeyError, ValueError) as error:
             problem = (
                 f"{storage.file_name(MANIFEST)!r} names {shown(entry)}, which is not a file of arrays in its folder"
@@ -219,30 +247,6 @@ def arrays_files(storage: Storage, manifest: Mapping[str, Any]) -> list[ArraysFi
 
 def _sha256(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(strict_json.canonical(manifest)).hexdigest()
-
-
-def _entry(file: ArraysFile) -> dict[str, Any]:
-    if file.digests is None:
-        raise ValueError(f"{file.file} has no hashes")
-    header, tensors = file.digests.header, dict(file.digests.tensors)
-    return {"file": file.file, "group": file.group, "bytes": file.size, "header_sha256": header, "crc32": tensors}
-
-
-def _arrays_file(entry: Any) -> ArraysFile:
-    file, size = entry["file"], entry["bytes"]
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not ARRAYS_FILE.fullmatch(file):
-        raise ValueError(file)
-    group = file.partition("-")[0]
-    if entry.get("group", group) != group:
-        raise ValueError(group)
-    if "sha256" in entry:
-        return ArraysFile(file=file, group=group, size=size, sha256=_matching(_SHA256, entry["sha256"]))
-    if not isinstance(entry["crc32"], dict):
-        raise ValueError("crc32")
-    tensors = {name: _matching(_CRC32, checksum) for name, checksum in entry["crc32"].items()}
-    return ArraysFile(
-        file=file, group=group, size=size, digests=Digests(_matching(_SHA256, entry["header_sha256"]), tensors)
-    )
 
 
 def _matching(pattern: re.Pattern[str], text: Any) -> str:

@@ -46,58 +46,33 @@ def plain(value: Any, arrays: Arrays, path: str, other: Write = refuse) -> Any:
     """
     if isinstance(value, _PLAIN) and type(value) in _PLAIN:
         return value
-    for kind, (cls, write) in _WRITERS.items():
-        if isinstance(value, cls):
-            return {KIND: kind, **write(value, arrays, path, other)}
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "biuf":
+            is_transposed = value.flags.f_contiguous and not value.flags.c_contiguous
+            arrays[path] = np.array(value.T if is_transposed else value, order="C")
+            # The order of axes decides the last bit of a product.
+            return {KIND: "array", "name": path, "transposed": is_transposed}
+        if value.dtype.kind not in "OU":
+            raise NotPlainError(f"{path}: an array of {value.dtype}")
+        items = plain(value.reshape(-1).tolist(), arrays, path, other)
+        return {KIND: "array", "dtype": value.dtype.str, "shape": list(value.shape), "items": items}
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return {KIND: "scalar", "dtype": value.dtype.name, "value": plain(value.item(), arrays, path, other)}
+    if isinstance(value, np.dtype):
+        return {KIND: "dtype", "name": value.str}
+    if isinstance(value, type) and issubclass(value, (np.number, np.bool_)):
+        return {KIND: "type", "name": np.dtype(value).name}
+    if isinstance(value, dict):
+        return {KIND: "dict", "items": plain([[key, item] for key, item in value.items()], arrays, path, other)}
+    if type(value) is tuple:
+        return {KIND: "tuple", "items": plain(list(value), arrays, path, other)}
+    if isinstance(value, (np.generic, type, tuple)):
+        raise NotPlainError(f"{path}: {shown(value)}")
     if type(value) is float:
         return value if math.isfinite(value) else {KIND: "float", "value": repr(value)}
     if type(value) is list:
         return [plain(item, arrays, f"{path}/{index}", other) for index, item in enumerate(value)]
     return other(value, arrays, path)
-
-
-def _write_array(value: np.ndarray, arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
-    if value.dtype.kind in "biuf":
-        is_transposed = value.flags.f_contiguous and not value.flags.c_contiguous
-        arrays[path] = np.array(value.T if is_transposed else value, order="C")
-        return {"name": path, "transposed": is_transposed}  # the order of axes decides the last bit of a product
-    if value.dtype.kind not in "OU":
-        raise NotPlainError(f"{path}: an array of {value.dtype}")
-    items = [plain(item, arrays, f"{path}/{index}", other) for index, item in enumerate(value.reshape(-1).tolist())]
-    return {"dtype": value.dtype.str, "shape": list(value.shape), "items": items}
-
-
-def _write_type(value: type, arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
-    if not issubclass(value, (np.number, np.bool_)):
-        raise NotPlainError(f"{path}: {shown(value)}")
-    return {"name": np.dtype(value).name}
-
-
-def _write_dict(value: dict[Any, Any], arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
-    items = [[key, item] for key, item in value.items()]
-    return {"items": plain(items, arrays, path, other)}
-
-
-def _write_tuple(value: tuple[Any, ...], arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
-    if type(value) is not tuple:
-        raise NotPlainError(f"{path}: {shown(value)}")
-    return {"items": plain(list(value), arrays, path, other)}
-
-
-def _write_scalar(value: Any, arrays: Arrays, path: str, other: Write) -> dict[str, Any]:
-    if value.dtype.kind not in "biuf":
-        raise NotPlainError(f"{path}: {shown(value)}")
-    return {"dtype": value.dtype.name, "value": plain(value.item(), arrays, path, other)}
-
-
-_WRITERS: dict[str, tuple[type, Callable[[Any, Arrays, str, Write], dict[str, Any]]]] = {
-    "array": (np.ndarray, _write_array),
-    "scalar": (np.generic, _write_scalar),
-    "dtype": (np.dtype, lambda value, arrays, path, other: {"name": value.str}),
-    "type": (type, _write_type),
-    "dict": (dict, _write_dict),
-    "tuple": (tuple, _write_tuple),
-}
 
 
 class PlainReader:

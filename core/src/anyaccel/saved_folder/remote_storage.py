@@ -202,7 +202,8 @@ class RemoteStorage:
 
     def _send(self, file: str, send: Callable[[str], object]) -> None:
         """Let a function send a file, which gets its name by renaming where the store does that itself."""
-        if not self._renames:
+        # Stores without a function that moves files copy them, and an uploaded file is always complete.
+        if type(self._filesystem).mv is import_module("fsspec.spec").AbstractFileSystem.mv:
             send(self._place(file))
             return
         temporary = self._place(f".{file}.{secrets.token_hex(8)}.tmp")
@@ -216,12 +217,6 @@ class RemoteStorage:
         except (OSError, NotImplementedError):  # some rename to new names alone
             self._discard(temporary)
             send(self._place(file))
-
-    @property
-    def _renames(self) -> bool:
-        """Whether the store can move a file; other stores copy it, and an uploaded file is always complete."""
-        base = import_module("fsspec.spec").AbstractFileSystem
-        return type(self._filesystem).mv is not base.mv
 
     def _discard(self, path: str) -> None:
         with suppress(Exception):  # the first error is the one to tell

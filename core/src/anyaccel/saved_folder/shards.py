@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,15 @@ def written(
         StateError: safetensors has no such dtype or name.
         OSError: the folder cannot be written to.
     """
-    for shard in _split(arrays, largest):
+    split: list[dict[str, np.ndarray]] = []  # in their order, cut where a file would become too large
+    in_last = 0
+    for name, array in arrays.items():
+        if not split or in_last + array.nbytes > largest:
+            split.append({})
+            in_last = 0
+        split[-1][name] = array
+        in_last += array.nbytes
+    for shard in split:
         name = f"{group}-{unique_token()}.safetensors"
         try:
             with storage.create(name) as stream:
@@ -112,20 +119,6 @@ def has_foreign_index(storage: Storage) -> bool:
         return True
 
 
-def _split(arrays: Mapping[str, np.ndarray], largest: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yield arrays in their order, cut where a shard would become too large."""
-    shard: dict[str, np.ndarray] = {}
-    size = 0
-    for name, array in arrays.items():
-        if shard and size + array.nbytes > largest:
-            yield shard
-            shard, size = {}, 0
-        shard[name] = array
-        size += array.nbytes
-    if shard:
-        yield shard
-
-
 # -- -------------------------------------------------------------------------------------------------------------------
 # Checkpoints of other libraries in several files: which file a folder has, and which shard each tensor is in.
 
@@ -189,15 +182,14 @@ def shard_map(folder: Storage, index: str, suffixes: Sequence[str]) -> dict[str,
         if size > _LARGEST_INDEX:
             raise ValueError("it is too large")
         with folder.open(index) as stream:
-            weight_map = json.loads(stream.read(size))["weight_map"]
-        if not isinstance(weight_map, dict) or not all(_is_plain_name(name, suffixes) for name in weight_map.values()):
+            weight_map: dict[str, str] = json.loads(stream.read(size))["weight_map"]
+        are_names = isinstance(weight_map, dict)
+        for name in weight_map.values() if are_names else ():  # of files of weights in the folder of the index
+            if not isinstance(name, str) or not name.endswith(tuple(suffixes)) or set(name) & set("/\\:\x00"):
+                are_names = False
+        if not are_names:
             raise ValueError(f"weight_map is {shown(weight_map)}")
     except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         problem = f"{folder.file_name(index)!r} is not an index of shards: {type(error).__name__}: {error}"
         raise StateError(problem, hint="pass an index with weight_map={'NAME': 'FILE IN ITS FOLDER'}") from error
     return weight_map
-
-
-def _is_plain_name(name: Any, suffixes: Sequence[str]) -> bool:
-    """Return whether a name belongs to a file of weights in the folder of the index."""
-    return isinstance(name, str) and name.endswith(tuple(suffixes)) and not set(name) & set("/\\:\x00")

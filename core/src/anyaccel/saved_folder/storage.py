@@ -177,8 +177,13 @@ class LocalStorage:
     def _temporary(self, file: str) -> Iterator[IO[bytes]]:
         """Yield a file with another name, which is renamed to the file when the block has ended without an error."""
         self.remove_temporary(re.compile(re.escape(file)))
-        stream = self._claimed(self.path / f".{file}.{unique_token()}.tmp")
-        temporary = Path(stream.name)
+        temporary = self.path / f".{file}.{unique_token()}.tmp"
+        while True:  # it is locked until it is closed: of a file without a lock the process was killed
+            stream = temporary.open("xb", buffering=0)
+            if os.name == "nt" or (_lock(stream) and os.fstat(stream.fileno()).st_nlink):
+                break
+            stream.close()  # another process took it for that of a killed one, before it was locked
+            temporary.unlink(missing_ok=True)
         try:
             with stream:
                 yield stream
@@ -193,15 +198,6 @@ class LocalStorage:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-
-    def _claimed(self, path: Path) -> IO[bytes]:
-        """Create a file that is locked until it is closed: of a file without a lock the process was killed."""
-        while True:
-            stream = path.open("xb", buffering=0)
-            if os.name == "nt" or (_lock(stream) and os.fstat(stream.fileno()).st_nlink):
-                return stream
-            stream.close()  # another process took it for that of a killed one, before it was locked
-            path.unlink(missing_ok=True)
 
     def remove_temporary(self, file: re.Pattern[str]) -> None:
         written = {name: found[1] for name in self.names() or () if (found := _TEMPORARY.fullmatch(name))}

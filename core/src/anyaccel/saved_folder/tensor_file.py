@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from io import FileIO
@@ -84,25 +85,38 @@ def write(
     if _METADATA in arrays:
         raise StateError(f"no tensor can be called {_METADATA!r} in safetensors")
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so each begins where it is aligned
-    header = _header({name: arrays[name] for name in order}, file_format)
+    entries: dict[str, Any] = {_METADATA: {"format": file_format}} if file_format else {}
+    begin = 0
+    for name in order:
+        array = arrays[name]
+        try:
+            code = code_of(array.dtype)
+        except KeyError as error:
+            raise StateError(f"safetensors has no dtype {array.dtype}") from error
+        end = begin + array.nbytes
+        entries[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [begin, end]}
+        begin = end
+    try:
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise StateError(f"a tensor name is not text: {shown(error.object[error.start : error.end])}") from error
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
     contents = memoryview(header)
     while contents:
         contents = contents[stream.write(contents[:_PIECE]) :]
-    tensors = {name: _write_crc32(stream, _bytes(arrays[name]), pause) for name in order}
-    size = len(header) + sum(array.nbytes for array in arrays.values())
-    return Digests(_sha256(header), {name: tensors[name] for name in arrays}), size
-
-
-def _write_crc32(stream: IO[bytes], contents: memoryview, pause: Callable[[], object] | None) -> str:
-    """Write bytes piece by piece, each checksummed while it is in a processor's cache, and return their CRC-32."""
-    crc = 0
-    while contents:
-        count = stream.write(contents[:_PIECE])
-        crc = crc32(contents[:count], crc)
-        contents = contents[count:]
-        if pause is not None:
-            pause()
-    return f"{crc:08x}"
+    tensors = dict.fromkeys(arrays, "")
+    for name in order:
+        contents = _bytes(arrays[name])
+        crc = 0
+        while contents:  # each piece is checksummed while it is in a processor's cache
+            count = stream.write(contents[:_PIECE])
+            crc = crc32(contents[:count], crc)
+            contents = contents[count:]
+            if pause is not None:
+                pause()
+        tensors[name] = f"{crc:08x}"
+    return Digests(_sha256(header), tensors), len(header) + begin
 
 
 def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
@@ -145,12 +159,23 @@ def read(
     slots = _slots(header, size)
     if digests is not None and digests.tensors.keys() != {slot.name for slot in slots}:
         raise StateError("its tensors differ from those in the manifest")
-    mapping = _mapping(stream, size) if mapped else None
+    mapping = None
+    if mapped and isinstance(stream, FileIO):
+        with suppress(OSError, ValueError):  # a file system without mappings; a file that has become shorter
+            mapping = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY)
     arrays: dict[str, np.ndarray] = {}
     wrong: list[str] = []
     for slot in slots:
         if mapping is None:
-            arrays[slot.name], crc = _read_array(stream, slot, is_checked=digests is not None)
+            dtype = dtype_of(slot.code)
+            try:
+                array = np.empty(slot.shape, dtype)
+            except (MemoryError, ValueError) as error:
+                problem = f"tensor {slot.name} of {slot.end - slot.begin:,} bytes does not fit into memory"
+                raise StateError(problem, hint="load it on a machine with more memory") from error
+            crc = _read_all(stream, array.reshape(-1).view(np.uint8).data, is_checked=digests is not None)
+            array.setflags(write=False)
+            arrays[slot.name] = array
         else:
             begin = len(header) + slot.begin
             arrays[slot.name] = array = np.ndarray(slot.shape, dtype_of(slot.code), mapping, begin)
@@ -160,38 +185,6 @@ def read(
     if wrong:
         raise StateError(f"tensor {', '.join(wrong)} differs from what was written")
     return arrays
-
-
-def _mapping(stream: IO[bytes], size: int) -> mmap.mmap | None:
-    """Return a file in memory, whose pages are copied if they are written to; None if it cannot be mapped."""
-    if not isinstance(stream, FileIO):
-        return None
-    try:
-        return mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError):  # a file system without mappings; a file that has become shorter
-        return None
-
-
-def _header(arrays: Mapping[str, np.ndarray], file_format: str) -> bytes:
-    entries: dict[str, Any] = {_METADATA: {"format": file_format}} if file_format else {}
-    begin = 0
-    for name, array in arrays.items():
-        end = begin + array.nbytes
-        entries[name] = {"dtype": _code(array), "shape": list(array.shape), "data_offsets": [begin, end]}
-        begin = end
-    try:
-        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise StateError(f"a tensor name is not text: {shown(error.object[error.start : error.end])}") from error
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _code(array: np.ndarray) -> str:
-    try:
-        return code_of(array.dtype)
-    except KeyError as error:
-        raise StateError(f"safetensors has no dtype {array.dtype}") from error
 
 
 def _bytes(array: np.ndarray) -> memoryview:
@@ -236,7 +229,19 @@ def _slots(header: bytes, size: int) -> list[_Slot]:
         entries = strict_json.parse(header[8:])
         if not isinstance(entries, dict):
             raise ValueError("its header is not a dict")
-        slots = [_slot(name, entry) for name, entry in entries.items() if name != _METADATA]
+        slots: list[_Slot] = []
+        for name, entry in entries.items():
+            if name == _METADATA:
+                continue
+            code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            is_tensor = isinstance(shape, list) and len(shape) <= _MOST_AXES
+            for number in (*shape, begin, end) if is_tensor else ():
+                is_tensor = is_tensor and type(number) is int and 0 <= number < 2**63
+            if not is_tensor:
+                raise ValueError(f"{shown(entry)} is not a tensor")
+            if end - begin != math.prod(shape) * itemsize_of(code):
+                raise ValueError(f"{shown(entry)} has a size that does not match its shape")
+            slots.append(_Slot(name, code, tuple(shape), begin, end))
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"its header is malformed: {type(error).__name__}: {error}") from error
     slots.sort(key=lambda slot: (slot.begin, slot.end))
@@ -244,36 +249,6 @@ def _slots(header: bytes, size: int) -> list[_Slot]:
     if [slot.begin for slot in slots] != ends[:-1] or ends[-1] != size - len(header):
         raise StateError("its header is malformed: the tensors overlap, or do not fill the file")
     return slots
-
-
-def _slot(name: str, entry: Any) -> _Slot:
-    code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(map(_is_size, (*shape, begin, end))):
-        raise ValueError(f"{shown(entry)} is not a tensor")
-    if end - begin != math.prod(shape) * itemsize_of(code):
-        raise ValueError(f"{shown(entry)} has a size that does not match its shape")
-    return _Slot(name, code, tuple(shape), begin, end)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _read_array(stream: IO[bytes], slot: _Slot, *, is_checked: bool) -> tuple[np.ndarray, int]:
-    """Return the next array of a file, and its CRC-32 if it is checked."""
-    array = _empty(slot)
-    crc = _read_all(stream, array.reshape(-1).view(np.uint8).data, is_checked=is_checked)
-    array.setflags(write=False)
-    return array, crc
-
-
-def _empty(slot: _Slot) -> np.ndarray:
-    dtype = dtype_of(slot.code)
-    try:
-        return np.empty(slot.shape, dtype)
-    except (MemoryError, ValueError) as error:
-        problem = f"tensor {slot.name} of {slot.end - slot.begin:,} bytes does not fit into memory"
-        raise StateError(problem, hint="load it on a machine with more memory") from error
 
 
 # -- CRC-32 by the fastest that is installed; all give the same numbers ------------------------------------------------
@@ -326,12 +301,16 @@ def dtype_of(code: str) -> np.dtype[Any]:
         StateError: NumPy has no such 8-bit dtype, or no bfloat16 here.
     """
     if code in _BYTE_FLOATS:
-        problem, hint = (
-            f"it has arrays of {_BYTE_FLOATS[code]}, which NumPy does not support",
-            ("convert them to float16 first"),
-        )
-        raise StateError(problem, hint=hint)
-    return _bfloat16() if code == _BFLOAT16 else _DTYPES[code]
+        problem = f"it has arrays of {_BYTE_FLOATS[code]}, which NumPy does not support"
+        raise StateError(problem, hint="convert them to float16 first")
+    if code != _BFLOAT16:
+        return _DTYPES[code]
+    try:
+        import_module("ml_dtypes")  # a dependency of the plugins whose frameworks have it
+    except ImportError as error:
+        problem = "the state has arrays of bfloat16, which NumPy does not support"
+        raise StateError(problem, hint="python -m pip install ml_dtypes") from error
+    return np.dtype("bfloat16")
 
 
 def code_of(dtype: np.dtype[Any]) -> str:
@@ -361,16 +340,3 @@ def itemsize_of(code: str) -> int:
     if code in _BYTE_FLOATS:
         return 1
     return 2 if code == _BFLOAT16 else _DTYPES[code].itemsize
-
-
-def _bfloat16() -> np.dtype[Any]:
-    """Return NumPy's bfloat16 from ml_dtypes, a dependency of the plugins whose frameworks have it."""
-    try:
-        import_module("ml_dtypes")
-    except ImportError as error:
-        problem, hint = (
-            "the state has arrays of bfloat16, which NumPy does not support",
-            ("python -m pip install ml_dtypes"),
-        )
-        raise StateError(problem, hint=hint) from error
-    return np.dtype("bfloat16")
