@@ -163,14 +163,6 @@ def listing(names: Sequence[object], most: int = 8) -> str:
     return ", ".join([*(text(name, 40) for name in first), *([f"and {hidden:,} more"] if hidden else [])])
 
 
-def size(nbytes: int) -> str:
-    """Return a number of bytes with its unit, such as `1.5 MiB`."""
-    value, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
 def page(kind: str, name: object, *parts: object) -> Markup:
     """Return the page of an object: its kind and name as title, then the parts."""
     title = element("div", element("strong", kind), " ", name, style="margin-bottom:2px")

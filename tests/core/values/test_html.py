@@ -25,10 +25,10 @@ from anyaccel.html import (
     listing,
     page,
     row,
-    size,
     table,
     text,
 )
+from anyaccel.printable import size
 
 GPUS = [f"gpu:{i}" for i in range(7)]
 

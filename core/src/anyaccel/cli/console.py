@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anyaccel.errors import AnyaccelError
-from anyaccel.html import size
-from anyaccel.printable import printable
+from anyaccel.printable import printable, size
 
 _PIPED_WIDTH = 10_000  # nothing is cut or wrapped in a pipe
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 from anyaccel.data.arrow_columns import contiguous, is_readable, to_numpy, type_name
 from anyaccel.data.rows import Rows
 from anyaccel.errors import DataError
-from anyaccel.html import Markup, cut, escaped, faint, guarded, line, listing, page, row, size, table, text
+from anyaccel.html import Markup, cut, escaped, faint, guarded, line, listing, page, row, table, text
 from anyaccel.install_hints import install_line
+from anyaccel.printable import size
 
 _ONE_BY_ONE = 6  # columns of a role that a text lists with their types
 _NAMED = 4  # columns of one type that a text names where a role has more

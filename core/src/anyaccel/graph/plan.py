@@ -31,7 +31,8 @@ from anyaccel.graph.plan_entries import (
     read_entry,
     step_bytes,
 )
-from anyaccel.html import Markup, element, escaped, faint, guarded, line, page, size, text
+from anyaccel.html import Markup, element, escaped, faint, guarded, line, page, text
+from anyaccel.printable import size
 from anyaccel.saved_folder import strict_json
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean

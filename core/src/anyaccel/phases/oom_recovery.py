@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from anyaccel import interrupts
 from anyaccel.backend import Memory
 from anyaccel.errors import AnyaccelError, EstimatorError, OutOfMemoryError
-from anyaccel.html import size
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.loading.epoch_plan import StepRange, StepRows, StepSize
@@ -25,6 +24,7 @@ from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory, release_frames
 from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings
+from anyaccel.printable import size
 from anyaccel.registry import registry
 from anyaccel.results.events import LogEvent
 

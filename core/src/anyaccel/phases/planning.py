@@ -26,7 +26,6 @@ from anyaccel.graph import (
     topology,
 )
 from anyaccel.host_memory import host_memory
-from anyaccel.html import size
 from anyaccel.phases.bound_phase import bound, final_devices
 from anyaccel.phases.loading.epoch_plan import StepBlock
 from anyaccel.phases.loading.host_columns import one_shape, same_array
@@ -48,6 +47,7 @@ from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.prepare import DrawnPart, draw_parts, leave_contexts, resolve_phase
 from anyaccel.phases.process_groups import ProcessGroups, process_groups, shared_groups
 from anyaccel.phases.settings import PhaseSettings
+from anyaccel.printable import size
 from anyaccel.registry import Registry, registry
 
 _MEASURED_SHARE = 0.25

@@ -17,7 +17,6 @@ from anyaccel.distributions import missing
 from anyaccel.errors import GraphError, PhaseError
 from anyaccel.extensions import extensions
 from anyaccel.graph import ModelGraph, ModelNode, Plan
-from anyaccel.html import size
 from anyaccel.phases.executor.cross_segment import Losses, PipelineStage
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.residency import state_slots
@@ -25,7 +24,7 @@ from anyaccel.phases.loop_extension import EpochTiming
 from anyaccel.phases.loss_accumulator import LossAccumulator, step_means
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.precision import LossScaleState
-from anyaccel.printable import printable
+from anyaccel.printable import printable, size
 from anyaccel.registry import registry
 from anyaccel.results.events import Event, log
 from anyaccel.results.records import Epoch, EvaluationValues, Fitted

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from anyaccel.graph.plan_entries import Section
-from anyaccel.html import size
+from anyaccel.printable import size
 from anyaccel_offload.planner import OffloadPlan
 
 TIERS = {"": "stays", "cpu": "host memory", "disk": "disk"}

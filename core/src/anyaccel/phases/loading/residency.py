@@ -16,7 +16,7 @@ from anyaccel.device import Device
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.formulas import OPTIMIZERS
 from anyaccel.graph import Column, Plan
-from anyaccel.html import listing, size
+from anyaccel.html import listing
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StreamKey
 from anyaccel.phases.loading.host_columns import Batch, HostColumn, TargetRange, as_arrays
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader, load, stream_of
@@ -28,6 +28,7 @@ from anyaccel.phases.loading.source_loader import (
 )
 from anyaccel.phases.loading.streaming import BLOCKS, MixedLoader, StreamingLoader
 from anyaccel.phases.memory_error import as_out_of_memory, release_frames
+from anyaccel.printable import size
 from anyaccel.registry import registry
 from anyaccel.results.events import LogEvent
 from anyaccel.segment import NodeState, Segment

@@ -17,9 +17,10 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.plan import LARGEST, activation_line, covered
 from anyaccel.graph.plan_entries import CATEGORIES, step_bytes
-from anyaccel.html import listing, size
+from anyaccel.html import listing
 from anyaccel.phases import FrameworkSettings, Phase, plan_for
 from anyaccel.phases.settings import PhaseSettings
+from anyaccel.printable import size
 
 FITS, DOES_NOT_FIT, NOT_COVERED = 0, 1, 3
 """Exit statuses; 2 is that of errors."""

@@ -33,9 +33,9 @@ from anyaccel.html import (
     page,
     prose,
     row,
-    size,
     table,
 )
+from anyaccel.printable import size
 
 ROUTES = {"move": "move", "share": "shared memory", "copy": "shared memory and a copy", "host": "through host memory"}
 """How a value crosses, in a few words."""

@@ -23,7 +23,8 @@ from anyaccel.backend import Backend
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.errors import CapabilityError, ConfigError, TransferError
 from anyaccel.extensions import extend
-from anyaccel.html import Markup, badge, faint, guarded, line, page, row, size, table
+from anyaccel.html import Markup, badge, faint, guarded, line, page, row, table
+from anyaccel.printable import size
 from anyaccel.registry import registry
 from anyaccel_devtools.transfer_ledger.call_site import CallSite, CallSites
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from anyaccel.arguments import check, flag, integer, number
 from anyaccel.errors import ConfigError, OutOfMemoryError
-from anyaccel.html import listing, size
+from anyaccel.html import listing
+from anyaccel.printable import size
 from anyaccel_offload.planner.assignment import bottleneck, find_assignment
 from anyaccel_offload.planner.offloading import Streamed, find_offload, least_copying
 from anyaccel_offload.planner.problem import CATEGORIES, Problem, Settings

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import MoveError, OutOfMemoryError, StateError
 from anyaccel.host_memory import host_memory
-from anyaccel.html import size
+from anyaccel.printable import size
 from anyaccel_offload.torch.copy_engine import CopyEngine
 from anyaccel_offload.torch.device_map import DISK
 from anyaccel_offload.torch.host_buffers import BufferPool, PinnedMemory
