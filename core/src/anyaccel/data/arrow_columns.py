@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -114,26 +114,48 @@ def check_complete(name: str, column: Any) -> None:
         raise missing_values(name, np.concatenate([_null_rows(chunk) for chunk in column.chunks]))
 
 
-def check_column(field: Any, column: Any) -> None:
-    """Check that an Arrow chunked column can be read as its field says: of numbers, complete, no row too long.
+def check_column(name: str, column: Any, field: Any = None) -> None:
+    """Check that an Arrow chunked column can be read as an array, or as its field says: of numbers, complete, no row
+    too long.
 
     Raises:
         ColumnError: it cannot.
     """
-    padding = padding_of(field)
+    padding = None if field is None else padding_of(field)
     if padding is None:
-        check_numbers(field.name, column)
+        if pa.types.is_null(column.type):  # the rows that have nulls say more than the type
+            check_complete(name, column)
+        column_spec(name, column.type)
+        check_complete(name, column)
         return
-    if not is_list(field.type):
-        raise not_numbers(field.name, str(field.type))
-    check_complete(field.name, column)
+    if not is_list(column.type):
+        raise not_numbers(name, str(column.type))
+    check_complete(name, column)
     lists = contiguous(column)
     inner = lists.flatten()
-    column_spec(field.name, inner.type)
+    column_spec(name, inner.type)
     if not is_readable(pa.chunked_array([inner])):
         nulls = [any(value is None for value in row) for row in column.to_pylist()]
-        raise missing_values(field.name, np.array(nulls))
-    _check_longest(field.name, int(np.diff(lists.offsets.to_numpy()).max(initial=0)), padding)
+        raise missing_values(name, np.array(nulls))
+    _check_longest(name, int(np.diff(lists.offsets.to_numpy()).max(initial=0)), padding)
+
+
+def check_joinable(label: str, fields: Sequence[Any], names: str) -> None:
+    """Check that columns of a feature set can be joined with each other: that no batch of one has its own length.
+
+    Args:
+        label: Label of the feature set.
+        fields: Fields of the columns.
+        names: Their names, for messages.
+    """
+    for field in fields:
+        padding = padding_of(field)
+        if padding is not None and not padding.fixed:
+            raise ColumnError(
+                f"column {field.name!r} of {label!r} cannot be joined with others because its rows differ in length",
+                available=f"columns: {names}",
+                hint=f"use separate references as separate inputs: {label}.reference({field.name!r})",
+            )
 
 
 def _check_longest(name: str, longest: int, padding: Padding) -> None:
@@ -143,14 +165,6 @@ def _check_longest(name: str, longest: int, padding: Padding) -> None:
             cause=f"it is padded to {padding.longest}",
             hint=f"set a length that holds all rows: pad={{{name!r}: Pad(..., length={longest})}}, or cut the rows",
         )
-
-
-def check_numbers(name: str, column: Any) -> None:
-    """Check that an Arrow chunked column can be read as an array."""
-    if pa.types.is_null(column.type):  # the rows that have nulls say more than the type
-        check_complete(name, column)
-    column_spec(name, column.type)
-    check_complete(name, column)
 
 
 def contiguous(column: Any) -> Any:
@@ -635,7 +649,7 @@ def shaped_table(table: Any, pads: Mapping[str, Pad]) -> Any:
             padding = replace(padding, longest=pad.length, fixed=True)
             _check_longest(name, longest, padding)
         stamped = padding.stamped(field.with_type(lists.type))
-        check_column(stamped, pa.chunked_array([lists]))
+        check_column(name, pa.chunked_array([lists]), stamped)
         table = table.set_column(index, stamped, pa.chunked_array([lists]))
         if pad.mask is not None:
             padding = replace(padding, value=0, mask=None)

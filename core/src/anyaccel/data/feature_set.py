@@ -220,11 +220,11 @@ class FeatureSetView(_SplitRows):
         if not isinstance(feature_set, FeatureSet):
             problem = f"cannot create a view of {shown(feature_set)}"
             raise SplitError(problem, hint="pass the FeatureSet: FeatureSetView(feature_set, 'NAME', [0, 1])")
-        schema = feature_set.schema
-        if columns is not None:
-            for column in names_of(columns):
+        schema, names = feature_set.schema, feature_set.columns if columns is None else names_of(columns)
+        if names != feature_set.columns:
+            for column in names:
                 feature_set.role(column)
-            schema = pa.schema([schema.field(column) for column in names_of(columns)], schema.metadata)
+            schema = pa.schema([schema.field(column) for column in names], schema.metadata)
         super().__init__(feature_set.label, schema)
         self._feature_set = feature_set
         self._name = arguments.text(SplitError, f"view of {feature_set.label!r}: ", "name", name)
@@ -543,7 +543,7 @@ class FeatureSet(_SplitRows):
             available = f"columns: {listed(self.columns)}"
             raise DataError(f"{self._label!r} has no rows", available=available, hint="pass data with rows")
         for name in self.features + self.targets:
-            check_column(self._schema.field(name), self._columns[name])
+            check_column(name, self._columns[name], self._schema.field(name))
 
     @classmethod
     def from_dict(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.data.arrow_columns import first_unrepresentable, is_list, read_only, to_numpy
+from anyaccel.data.arrow_columns import check_joinable, first_unrepresentable, is_list, read_only, to_numpy
 from anyaccel.data.roles import listed
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ColumnError
@@ -38,13 +38,7 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
     if len(names) == 1:
         return rows.spec(names[0])
     specs = [rows.spec(name) for name in names]
-    ragged = next((name for name in names if rows.is_ragged(name)), None)
-    if ragged is not None:
-        raise ColumnError(
-            f"column {ragged!r} of {rows.label!r} cannot be joined with others because its rows differ in length",
-            available=f"columns: {listed(names)}",
-            hint=f"use separate references as separate inputs: {rows.label}.reference({ragged!r})",
-        )
+    check_joinable(rows.label, [rows.schema.field(name) for name in names], listed(names))
     first = _as_tensor(specs[0])
     for name, spec in zip(names, specs, strict=True):
         if _as_tensor(spec)[:-1] != first[:-1]:

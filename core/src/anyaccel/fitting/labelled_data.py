@@ -16,7 +16,7 @@ import pyarrow.parquet
 
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, IterableSource, MapSource, Pad, Reference, Source
-from anyaccel.data.arrow_columns import fixed_lists, is_list, is_numeric, list_leaf, lists_of, padding_of, to_numpy
+from anyaccel.data.arrow_columns import fixed_lists, is_list, is_numeric, list_leaf, lists_of, pads_of, to_numpy
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.readers.dataframes import table_from_arrow
 from anyaccel.data.readers.file_discovery import check_there
@@ -348,10 +348,8 @@ def _columns(
     if isinstance(data, (FeatureSet, FeatureSetView)):
         schema = data.to_arrow().schema
         table = _arrow(data.to_arrow(), wanted.values())
-        for argument, name in wanted.items():
-            padding = padding_of(schema.field(name))
-            if padding is not None:
-                pads[argument] = padding.as_pad()
+        known = pads_of(schema)
+        pads.update({argument: known[name] for argument, name in wanted.items() if name in known})
     else:
         for argument, name in wanted.items() if isinstance(data, Mapping) or hasattr(data, "iloc") else ():
             if name in data and are_dicts(data[name]):

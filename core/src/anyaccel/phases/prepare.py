@@ -22,14 +22,13 @@ from anyaccel.metrics import BoundMetric
 from anyaccel.phases.evaluation import bind_metrics, measured_losses
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationRows, TrainingEpochs
 from anyaccel.phases.loading.host_columns import check_resident, make_host_columns, target_ranges
-from anyaccel.phases.loading.input_data import InputData, PhaseSources, input_data
+from anyaccel.phases.loading.input_data import InputData, PhaseSources, check_same_units, input_data
 from anyaccel.phases.loading.residency import (
     LoaderFactory,
     RowsLoaderFactory,
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import ProcessGroups
 from anyaccel.phases.row_alignment import combinations_of

@@ -12,7 +12,7 @@ from anyaccel.data.arrow_columns import (
     KINDS,
     WIDEST,
     any_by_row,
-    check_numbers,
+    check_column,
     contiguous,
     empty_axis,
     fixed_size_lists,
@@ -38,7 +38,7 @@ def number_column(name: str, values: Any) -> Any:
     converted = _as_arrow(name, values)
     if isinstance(converted, pa.ChunkedArray):
         converted = fixed_size_lists(name, converted)
-        check_numbers(name, converted)
+        check_column(name, converted)
         converted = to_numpy(name, contiguous(converted))
     array = widened(_numbers(name, converted))
     if array.dtype.kind not in KINDS or array.dtype.itemsize > WIDEST:
@@ -49,13 +49,20 @@ def number_column(name: str, values: Any) -> Any:
     return pa.chunked_array([to_arrow(owned)])
 
 
-def padded_column(name: str, values: Any) -> Any:
-    """Return a feature or target whose rows may differ in length as an Arrow chunked column of lists.
+def read_column(name: str, values: Any, role: str, *, may_differ: bool = False) -> Any:
+    """Return array-like values as an Arrow chunked column for a role.
 
     Args:
         name: Name of the column, for messages.
-        values: Arrow, or a sequence of rows that NumPy reads as arrays.
+        values: See `number_column` and `tag_column`.
+        role: The role.
+        may_differ: Whether the rows may differ in length, for a column of lists: Arrow, or a sequence of rows that
+            NumPy reads as arrays.
     """
+    if role == "tag":
+        return tag_column(name, values)
+    if not may_differ:
+        return number_column(name, values)
     converted = _as_arrow(name, values)
     return converted if isinstance(converted, pa.ChunkedArray) else list_column(name, converted)
 

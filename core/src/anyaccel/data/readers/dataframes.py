@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.arrow_columns import shaped_table
-from anyaccel.data.readers.array_conversion import number_column, padded_column, tag_column
+from anyaccel.data.readers.array_conversion import read_column
 from anyaccel.data.readers.hf_datasets import are_splits, arrow_table, has_table
 from anyaccel.data.readers.plain_layout import plain_table
 from anyaccel.data.roles import (
@@ -44,14 +44,13 @@ def table_from_dict(label: str, data: Mapping[str, Any], names: RoleNames, pad: 
     roles = assign_roles(label, list(data), names)
     check_order_of_rows(label, {name: data[name] for name in roles})
     pads = checked_pads(label, pad, roles)
-    columns = {name: padded_column(name, data[name]) for name in pads}
+    columns: dict[str, Any] = {}
     errors: dict[str, ColumnError] = {}  # of columns wrongly covered by `...`, which are reported together
-    for name in filter(lambda name: name not in pads, roles):
+    for name, role in roles.items():
         try:
-            read = tag_column if roles[name] == "tag" else number_column
-            columns[name] = read(name, data[name])
+            columns[name] = read_column(name, data[name], role, may_differ=name in pads)
         except ColumnError as error:
-            if roles[name] not in open_roles(names):
+            if role not in open_roles(names) or name in pads:
                 raise
             errors[name] = error
     check_rest(label, roles, errors)

@@ -82,7 +82,7 @@ class BatchSchema:
         """Check that rows [n, *shape] of a column are like those before them."""
         self._specs.setdefault(name, RowSpec.of(rows)).check(name, position, rows)
 
-    def padded(self, name: str, position: object, rows: Sequence[np.ndarray]) -> np.ndarray:
+    def pad(self, name: str, position: object, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Return rows of different length as one array [rows, length, *shape].
 
         Raises:
@@ -101,7 +101,7 @@ class BatchSchema:
         """Return a column of a batch, [rows, length, *shape], from an array, or from rows of different length."""
         array = None if isinstance(value, (list, tuple)) else as_numpy(name, value)
         if array is None:
-            return self.padded(name, position, rows_of(name, value))
+            return self.pad(name, position, rows_of(name, value))
         if array.ndim < 2:
             raise _no_rows(name, position, array.shape)
         array = number_array(name, array)

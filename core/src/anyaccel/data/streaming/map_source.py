@@ -151,7 +151,7 @@ class MapSource(Source):
         position = f"rows {listed(numbers)} of source {self._label!r}"
         with error_context(position):
             for name in self.pads if self.collate is None else ():
-                columns[name] = self._schema.padded(name, position, columns[name])
+                columns[name] = self._schema.pad(name, position, columns[name])
         self._keep_example(columns)
         return columns
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from anyaccel import rng
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data.arrow_columns import check_numbers, column_spec, contiguous, shaped_table, to_numpy
+from anyaccel.data.arrow_columns import check_column, column_spec, contiguous, shaped_table, to_numpy
 from anyaccel.data.readers.file_discovery import DataFile, Paths
 from anyaccel.data.readers.parquet import ParquetFiles, choose_files, parquet_errors
 from anyaccel.data.roles import ROLES, NamesOrRest, RoleNames, of_role
@@ -286,7 +286,7 @@ def _pieces_of(spec: ReadSpec, group: RowGroup) -> Iterator[Any]:
             for name, role in spec.files.roles.items():
                 if role == "tag":
                     continue
-                check_numbers(name, table.column(name))
+                check_column(name, table.column(name))
                 actual = column_spec(name, table.schema.field(name).type)
                 if actual != spec.specs.get(name, actual):
                     raise SourceError(

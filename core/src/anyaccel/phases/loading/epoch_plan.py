@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -188,7 +187,13 @@ class EpochSteps:
         if not n:
             return self
         shared = None if self.shared is None else replace(self.shared, steps=self.shared.steps.skip(n))
-        return replace(self, steps=tuple(_skip(self.steps, n)), shared=shared)
+        left: list[StepRange] = []
+        for steps in self.steps:
+            here = min(n, steps.n_steps)
+            n -= here
+            if here < steps.n_steps:
+                left.append(steps.skip(here) if here else steps)
+        return replace(self, steps=tuple(left), shared=shared)
 
     def split(self, max_rows: int) -> EpochSteps:
         """Return the same rows in more steps, with at most `max_rows` rows of each feature set. For evaluations."""
@@ -199,7 +204,9 @@ class EpochSteps:
         block: list[StepRange] = []
         for steps in _limited(self.steps, max_steps):
             is_full = sum(held.n_steps for held in block) + steps.n_steps > max_steps
-            if block and is_full and not _is_last_batch(steps, block):
+            # The last, smaller batch of an epoch: a block of its own would have another shape.
+            is_last = steps.uniform and steps.n_steps == 1 and all(it.batch_size > steps.batch_size for it in block)
+            if block and is_full and not is_last:
                 yield self._block(block)
                 block = []
             block.append(steps)
@@ -224,24 +231,10 @@ class EpochSteps:
         return StepBlock(tuple(steps.shifted(spans) for steps in block), spans, orders)
 
 
-def _skip(ranges: Iterable[StepRange], n: int) -> Iterator[StepRange]:
-    for steps in ranges:
-        here = min(n, steps.n_steps)
-        n -= here
-        if here < steps.n_steps:
-            yield steps.skip(here) if here else steps
-
-
 def _limited(ranges: Iterable[StepRange], max_steps: int) -> Iterator[StepRange]:
     for steps in ranges:
         for done in range(0, steps.n_steps, max_steps):
             yield steps.skip(done).first(min(max_steps, steps.n_steps - done))
-
-
-def _is_last_batch(steps: StepRange, block: Sequence[StepRange]) -> bool:
-    """Return whether this is the last, smaller batch of an epoch; a separate block for it would have another shape."""
-    equal = steps.uniform and steps.n_steps == 1
-    return equal and all(other.batch_size > steps.batch_size for other in block)
 
 
 class EpochPlan(ABC):
@@ -388,14 +381,14 @@ class SamplerEpochs:
         """Return the row order of each stream; of several cycles those rows that are in batches, one cycle after the
         other.
         """
+        cycles = []
+        for cycle in range(epoch * self.cycles, (epoch + 1) * self.cycles):
+            drawn = self.sampler.shuffled(self.draws, cycle)
+            cycles.append(_checked(self.sampler, self.draws.n, self.n_rows, drawn))
         if self.cycles == 1:
-            return self._cycle(epoch)
+            return cycles[0]
         used = self.batch_spans()[-1][1]
-        cycles = [self._cycle(epoch * self.cycles + i) for i in range(self.cycles)]
         return tuple(np.concatenate([order[:used] for order in orders]) for orders in zip(*cycles, strict=True))
-
-    def _cycle(self, cycle: int) -> tuple[np.ndarray, ...]:
-        return _checked(self.sampler, self.draws.n, self.n_rows, self.sampler.shuffled(self.draws, cycle))
 
 
 class SampledBatches:
@@ -445,9 +438,22 @@ class SampledBatches:
             self._samplers = {
                 name: replace(one, cycles=-(-most // counts[name])) for name, one in self._samplers.items()
             }
-            spans = {name: list(itertools.islice(_repeated(batches), most)) for name, batches in spans.items()}
-            self.steps = tuple(_alternating(spans) if schedule.startswith("alternate") else _zipped(spans))
-            self.equal_batches = _equal_batches(self.steps, len(rows))
+            # The batches of one cycle after the other, whose orders are concatenated.
+            rounds: list[dict[str, RowSpan]] = [{} for _ in range(most)]
+            for name, batches in spans.items():
+                for number, together in enumerate(rounds):
+                    cycle, place = divmod(number, len(batches))
+                    (start, stop), shift = batches[place], cycle * batches[-1][1]
+                    together[name] = (start + shift, stop + shift)
+            if schedule.startswith("alternate"):
+                self.steps = tuple({name: span} for together in rounds for name, span in together.items())
+            else:
+                self.steps = tuple(rounds)
+            first = [next(iter(step.values())) for step in self.steps]
+            size, stop = first[0][1], first[-1][1]
+            equal = [(start, min(start + size, stop)) for start in range(0, stop, size)]
+            is_uniform = all(len(step) == len(rows) and len(set(step.values())) == 1 for step in self.steps)
+            self.equal_batches = (stop // size, size, stop % size) if is_uniform and first == equal else None
         is_fixed = all(epochs.draws.fixed and not epochs.sampler.shuffle for epochs in self._samplers.values())
         self.n_drawn = 0 if is_fixed else sum(epochs.draws.n * epochs.cycles for epochs in self._samplers.values())
 
@@ -463,7 +469,9 @@ class SampledBatches:
         for name, one in self._samplers.items():
             if id(one) not in drawn:
                 drawn[id(one)] = one.orders(epoch if self.n_drawn else 0)
-            orders.update(_by_stream(name, one.sampler, drawn[id(one)]))
+            orders[name, ""] = drawn[id(one)][0]
+            for stream, order in zip(one.sampler.streams, drawn[id(one)], strict=True):
+                orders[name, stream] = order
         if not self.n_drawn:
             self._first_orders = orders
         return orders
@@ -481,42 +489,10 @@ def evaluation_orders(samplers: Sampler | Mapping[str, Sampler], rows: Mapping[s
         draws = sampler.epoch_orders(sampled)
         streams = _checked(sampler, draws.n, len(next(iter(sampled.values()))), draws.orders(0))
         for name in sampled:
-            orders.update(_by_stream(name, sampler, streams))
+            orders[name, ""] = streams[0]
+            for stream, order in zip(sampler.streams, streams, strict=True):
+                orders[name, stream] = order
     return orders
-
-
-def _by_stream(name: str, sampler: Sampler, orders: Sequence[np.ndarray]) -> dict[StreamKey, np.ndarray]:
-    return {
-        (name, ""): orders[0],
-        **{(name, stream): order for stream, order in zip(sampler.streams, orders, strict=True)},
-    }
-
-
-def _equal_batches(steps: Sequence[StepRows], n_sets: int) -> tuple[int, int, int] | None:
-    """Return `SampledBatches.equal_batches`."""
-    spans = [next(iter(step.values())) for step in steps]
-    size, stop = spans[0][1], spans[-1][1]
-    expected = [(start, min(start + size, stop)) for start in range(0, stop, size)]
-    if spans != expected or any(len(step) < n_sets or len(set(step.values())) > 1 for step in steps):
-        return None
-    return stop // size, size, stop % size
-
-
-def _zipped(spans: Mapping[str, Sequence[RowSpan]]) -> Iterator[StepRows]:
-    for together in zip(*spans.values(), strict=True):
-        yield dict(zip(spans, together, strict=True))
-
-
-def _alternating(spans: Mapping[str, Sequence[RowSpan]]) -> Iterator[StepRows]:
-    for together in zip(*spans.values(), strict=True):
-        yield from ({name: span} for name, span in zip(spans, together, strict=True))
-
-
-def _repeated(spans: Sequence[RowSpan]) -> Iterator[RowSpan]:
-    """Yield the batches of one cycle after the other, whose orders are concatenated."""
-    for cycle in itertools.count():
-        shift = cycle * spans[-1][1]
-        yield from ((start + shift, stop + shift) for start, stop in spans)
 
 
 def _checked(sampler: Sampler, n: int, n_rows: int, orders: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -525,7 +501,7 @@ def _checked(sampler: Sampler, n: int, n_rows: int, orders: Sequence[np.ndarray]
     Raises:
         SamplerError: they are not as promised, or contain rows that do not exist.
     """
-    arrays = tuple(np.asarray(order) for order in orders)
+    arrays = tuple(map(np.asarray, orders))
     if [(len(order), order.ndim, order.dtype.kind) for order in arrays] != [(n, 1, "i")] * len(sampler.streams):
         raise SamplerError(
             f"{type(sampler).__name__} drew {', '.join(f'{o.dtype}{list(o.shape)}' for o in arrays) or 'nothing'}",

@@ -17,9 +17,9 @@ from anyaccel.errors import ColumnError, PhaseError, ShapeError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.graph.resolve import class_axis
 from anyaccel.phases.accumulation import ignored_target
-from anyaccel.phases.loading.same_units import check_created_columns
+from anyaccel.phases.loading.input_data import check_created_columns
 from anyaccel.printable import printable
-from anyaccel.segment import LossTerm, TensorSpec
+from anyaccel.segment import LossTerm
 from anyaccel.specs import LossTargets, takes_classes
 from anyaccel.user_level import user_level
 
@@ -65,8 +65,12 @@ def note_lengths(error: Exception, columns: Iterable[Column]) -> None:
 
 def as_arrays(columns: Mapping[str, HostColumn]) -> dict[str, np.ndarray] | None:
     """Return the columns, if the rows of none differ in length."""
-    arrays = {name: column for name, column in columns.items() if not isinstance(column, RaggedColumn)}
-    return arrays if len(arrays) == len(columns) else None
+    arrays: dict[str, np.ndarray] = {}
+    for name, column in columns.items():
+        if isinstance(column, RaggedColumn):
+            return None
+        arrays[name] = column
+    return arrays
 
 
 def stored_values(column: HostColumn) -> np.ndarray:
@@ -79,6 +83,12 @@ def batch_shape(column: HostColumn, n_rows: int, rows: np.ndarray | slice = slic
     if isinstance(column, RaggedColumn):
         return (n_rows, column.width(rows), *column.values.shape[1:])
     return (n_rows, *column.shape[1:])
+
+
+def row_shape(column: Column, batch: Batch) -> tuple[int, ...]:
+    """Return the shape of the rows of a column in a batch of a source; the length may be the batch's own."""
+    shape = column.spec.shape
+    return (batch[column.columns[0]].shape[1], *shape[1:]) if column.ragged else shape
 
 
 def copy_rows(column: HostColumn, rows: np.ndarray | slice, out: np.ndarray) -> None:
@@ -141,15 +151,16 @@ def make_host_columns(
             of the plan.
     """
     arrays: dict[str, HostColumn] = {}
+    made: dict[tuple[Column, TargetRange | None], HostColumn] = {}
     for column in plan.columns:
-        same = next((other for other in plan.columns if other.name in arrays and same_array(other, column)), None)
+        data, built_on = rows[column.feature_set], known.get(column.feature_set)
+        if built_on is not None and not set(column.columns) <= set(data.columns):
+            check_created_columns(data, built_on, column.columns)
         target_range = ranges.get(column.name)
-        data = rows[column.feature_set]
-        check_created_columns(data, known.get(column.feature_set), column.columns)
-        if same is None or ranges.get(same.name) != target_range:
-            arrays[column.name] = _host_column(column, data, target_range)
-        else:
-            arrays[column.name] = arrays[same.name]
+        key = (replace(column, name="", stream="", role=""), target_range)  # the same array in the same place
+        if key not in made:
+            made[key] = _host_column(column, data, target_range)
+        arrays[column.name] = made[key]
     return arrays
 
 
@@ -161,7 +172,7 @@ def same_array(one: Column, other: Column) -> bool:
 def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -> HostColumn:
     stored = joined_spec(rows, column.columns)
     ragged = rows.ragged_column(column.columns[0]) if column.ragged else None
-    if ragged is not None and replace(stored, shape=stored.shape[1:]) == _of_entry(column):
+    if ragged is not None and replace(column.stored, shape=(stored.shape[0], *column.stored.shape[1:])) == stored:
         _check_integers(column, lambda _: ragged.used_values())
         try:
             with np.errstate(over="raise"):
@@ -216,11 +227,6 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
                     stacklevel=user_level(),
                 )
     return array
-
-
-def _of_entry(column: Column) -> TensorSpec:
-    """Return the spec of one entry of the rows of a ragged column."""
-    return replace(column.stored, shape=column.stored.shape[1:])
 
 
 def _no_dtype(column: Column) -> ColumnError:
@@ -322,39 +328,36 @@ def target_ranges(resolution: Resolution, *, accumulates: bool) -> dict[str, Tar
     """Return the targets that losses accept, by value name; the fewest classes if several losses take a column."""
     loaded = {column.name: column.spec for column in resolution.plan.columns}
     ranges: dict[str, TargetRange] = {}
-    parts = zip(resolution.segments, resolution.backends, strict=True)
-    for term, backend in ((term, backend) for segment, backend in parts for term in segment.losses):
-        for name in (name for name in term.inputs if name in loaded):
-            if name in term.inputs[2:] and term.loss.own is None:
-                ranges[name] = replace(ranges.get(name, TargetRange()), weights=True)
-                continue
-            changes = _range_of(term, loaded[name].dtype, resolution, accumulates=accumulates)
-            if term.loss.own is not None and name == term.inputs[1]:
-                changes |= _range_of_own(term, loaded[name].dtype, resolution, backend.loss_targets(term.loss))
-            before = ranges.get(name, TargetRange())
-            if changes.get("n_classes") is not None and before.n_classes is not None:
-                changes["n_classes"] = min(before.n_classes, changes["n_classes"])
-                changes["ignored"] = before.ignored if before.ignored == changes["ignored"] else None
-            if changes:
-                ranges[name] = replace(ranges.get(name, TargetRange()), **changes)
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for term in segment.losses:
+            for name in term.inputs:
+                if name not in loaded:
+                    continue
+                if name in term.inputs[2:] and term.loss.own is None:
+                    ranges[name] = replace(ranges.get(name, TargetRange()), weights=True)
+                    continue
+                loss, dtype = term.loss, loaded[name].dtype
+                logits, changes = resolution.shapes.specs.get(term.inputs[0]), dict[str, Any]()
+                if loss.own is not None:
+                    excluded = ignored_target(loss) if accumulates and "int" in dtype else None
+                    changes = {} if excluded is None else {"excluded": excluded}
+                    if name == term.inputs[1]:
+                        changes |= _range_of_own(term, dtype, resolution, backend.loss_targets(loss))
+                elif loss.name == "binary_cross_entropy":
+                    changes = {"probabilities": True, "loss": loss.name}
+                elif takes_classes(loss) and logits is not None:
+                    axis = class_axis(loss.kwargs, logits)
+                    if "int" in dtype:
+                        changes = {"n_classes": logits.shape[axis], "ignored": loss.kwargs.get("ignore_index")}
+                    else:  # the axis is beside the batch
+                        changes = {"probabilities": True, "class_axis": axis + 1, "loss": loss.name}
+                before = ranges.get(name, TargetRange())
+                if changes.get("n_classes") is not None and before.n_classes is not None:
+                    changes["n_classes"] = min(before.n_classes, changes["n_classes"])
+                    changes["ignored"] = before.ignored if before.ignored == changes["ignored"] else None
+                if changes:
+                    ranges[name] = replace(ranges.get(name, TargetRange()), **changes)
     return ranges
-
-
-def _range_of(term: LossTerm, dtype: str, resolution: Resolution, *, accumulates: bool) -> dict[str, Any]:
-    """Return the requirements of a loss for a column with this dtype."""
-    if term.loss.own is not None:
-        excluded = ignored_target(term.loss) if accumulates and "int" in dtype else None
-        return {} if excluded is None else {"excluded": excluded}
-    if term.loss.name == "binary_cross_entropy":
-        return {"probabilities": True, "loss": term.loss.name}
-    logits = resolution.shapes.specs.get(term.inputs[0])
-    if takes_classes(term.loss) and "int" in dtype and logits is not None:
-        axis = class_axis(term.loss.kwargs, logits)
-        return {"n_classes": logits.shape[axis], "ignored": term.loss.kwargs.get("ignore_index")}
-    if takes_classes(term.loss) and logits is not None:
-        axis = class_axis(term.loss.kwargs, logits) + 1  # beside the batch
-        return {"probabilities": True, "class_axis": axis, "loss": term.loss.name}
-    return {}
 
 
 def _range_of_own(term: LossTerm, dtype: str, resolution: Resolution, takes: LossTargets | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ streamed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -15,10 +15,12 @@ import numpy as np
 
 from anyaccel import interrupts
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Source, as_source
+from anyaccel.data.arrow_columns import pads_of
 from anyaccel.data.readers.hf_datasets import are_splits
-from anyaccel.errors import PhaseError
+from anyaccel.data.roles import listed
+from anyaccel.data.transforms import relevant_transforms
+from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.phases.loading.prefetch import prefetch
-from anyaccel.phases.loading.same_units import check_source_units
 from anyaccel.user_level import user_level
 
 
@@ -87,15 +89,44 @@ def input_data(
                     cause=f"the graph takes {', '.join(sets)}",
                     hint=f"if these are the right data, pass data={{{next(iter(sets), 'LABEL')!r}: source}}",
                 )
-        inferred = {name: as_source(name, value, sets[name]) for name, value in by_label.items() if name in sets}
-        sources = {name: value for name, value in inferred.items() if value is not None}
-        opened.batches.extend(value for value in sources.values() if isinstance(value, BatchSource))
-        source = _streamed_source(label, sets, sources, may_stream)
+        sources: dict[str, Source | FeatureSet] = {}
+        for name, value in by_label.items():
+            made = None if isinstance(value, (str, Rows)) or name not in sets else as_source(name, value, sets[name])
+            if made is not None:
+                sources[name] = made
+            if isinstance(made, BatchSource):
+                opened.batches.append(made)
         for name, value in sources.items():
-            is_streamed, cache = value is source, opened.read
-            by_label[name] = _rows_for(
-                label, value, by_label[name], sets[name], streamed=is_streamed, read=read, cache=cache
+            # The rows of a source come as they are, and would have to be in the units of the graph's data.
+            is_source = isinstance(value, Source)
+            transforms = relevant_transforms(sets[name].transforms, sets[name].features) if is_source else []
+            if transforms:
+                raise PhaseError(
+                    f"phase {label!r} received the source {value.label!r}, whose rows are not transformed",
+                    cause=f"the graph's data have the transforms {listed(transforms[::-1])}",
+                    hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({sets[name].label}), "
+                    "or build the graph on the source: source.reference()",
+                )
+            if is_source and may_stream and len(sets) == 1:
+                source = value
+        if may_stream and len(sets) > 1 and any(isinstance(value, Source) for value in sources.values()):
+            raise PhaseError(
+                f"phase {label!r} trains on {', '.join(sets)}, but at least one of these is a source",
+                cause="a graph with a streamed source can have only one feature set",
+                hint="put all columns into one source, or read it into memory: FeatureSet.from_dict(...)",
             )
+        for name, value in sources.items():
+            key = (label, sets[name].label)
+            if not isinstance(value, Source):
+                by_label[name] = value
+            elif not read and isinstance(value, BatchSource) and value is not by_label[name]:
+                by_label[name] = sets[name]
+            elif value is source or not read:
+                by_label[name] = MapSourceRows(value) if isinstance(value, MapSource) else value.example
+            else:
+                if key not in opened.read:
+                    opened.read[key] = read_source(value)
+                by_label[name] = opened.read[key]
         data = by_label if sources else data
     elif isinstance(data, Source):
         raise PhaseError(
@@ -103,30 +134,45 @@ def input_data(
             cause=f"the graph takes {', '.join(sets)}",
             hint="pass data={'LABEL': ..., ...} with rows for each feature set",
         )
-    return InputData(_rows_of(label, data, sets, equal_lengths), source)
-
-
-def _rows_for(
-    label: str,
-    source: Source | FeatureSet,
-    data: Any,
-    known: FeatureSet,
-    *,
-    streamed: bool,
-    read: bool,
-    cache: dict[tuple[str, str], FeatureSet],
-) -> Rows:
-    """Return the rows that represent a source."""
-    if isinstance(source, FeatureSet):
-        return source
-    if not read and isinstance(source, BatchSource) and source is not data:
-        return known
-    if streamed or not read:
-        return MapSourceRows(source) if isinstance(source, MapSource) else source.example
-    key = (label, known.label)
-    if key not in cache:
-        cache[key] = read_source(source)
-    return cache[key]
+    by_label = (
+        dict(data)
+        if isinstance(data, Mapping)
+        else (dict.fromkeys(sets, data) if isinstance(data, str) else {_rows(label, data).label: data})
+    )
+    unknown = sorted(set(by_label) - set(sets))
+    missing = sorted(set(sets) - set(by_label))
+    if unknown or missing:
+        splits_hint = ""
+        if are_splits(data):
+            kind, first = type(data).__name__, next(iter(data))
+            splits_hint = (
+                f"choose a split of the {kind}: data=splits[{first!r}]; FeatureSet.from_arrow('LABEL', splits) has "
+                "them all"
+            )
+        raise PhaseError(
+            f"phase {label!r} has data for {', '.join(sorted(by_label)) or 'nothing'}",
+            cause=f"the graph takes {', '.join(sets)}",
+            hint=splits_hint or _labels_hint(unknown, missing, sorted(set(by_label) - set(unknown))),
+        )
+    rows = {
+        name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in by_label.items()
+    }
+    counts = {name: len(indices) for name, indices in rows.items()}
+    if equal_lengths and len(set(counts.values())) > 1:
+        raise PhaseError(
+            f"phase {label!r} has different numbers of rows",
+            cause=", ".join(f"{name}: {count}" for name, count in counts.items()),
+            hint="use the same number of rows in each feature set, or a separate sampler for each",
+        )
+    if not counts:
+        raise PhaseError(
+            f"phase {label!r} has nothing to compute",
+            cause="no losses, metrics or outputs",
+            hint="leave outputs out to store the outputs of all output nodes, or name some",
+        )
+    if not all(counts.values()):
+        raise PhaseError(f"phase {label!r} has no rows", hint="choose another split")
+    return InputData(rows, source)
 
 
 class MapSourceRows(Rows):
@@ -189,70 +235,59 @@ def read_source(source: Source) -> FeatureSet:
     return FeatureSet.from_dict(source.label, columns, source.features, source.targets, source.tags, pad=pads)
 
 
-# -- sources -----------------------------------------------------------------------------------------------------------
+def check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collection[str]) -> None:
+    """Check that rows are in the units of the graph's data; otherwise models, losses and metrics would return wrong
+    numbers.
+
+    Args:
+        label: Label of the phase.
+        rows: Its data.
+        known: Data that the graph was built on.
+        taken: Names of the columns other than features that the phase uses: targets of losses and metrics, and weights.
+
+    Raises:
+        PhaseError: features or used columns have other transforms, or are padded with another value.
+    """
+    table = rows.feature_set if isinstance(rows, FeatureSetView) else rows
+    if table is known:
+        return
+    names = dict.fromkeys([*known.features, *(name for name in taken if name in table.columns)])
+    if isinstance(table, FeatureSet):
+        expected, applied = (relevant_transforms(data.transforms, [*names])[::-1] for data in (known, table))
+        if len(expected) != len(applied) or not all(
+            one.is_like(other) for one, other in zip(expected, applied, strict=True)
+        ):
+            difference = "with other transforms than" if applied else "without the transforms of"
+            raise PhaseError(
+                f"phase {label!r} was given {table.label!r} {difference} the graph's data",
+                cause=f"the graph's data: {listed(expected)}; given: {listed(applied)}",
+                hint="name a split of the graph's feature set, or pass fresh.transform_like(data) for untransformed "
+                "data",
+            )
+    expected_pads, pads = pads_of(known.schema), pads_of(table.schema)
+    for name in names:
+        if name in pads and name in expected_pads and pads[name].value != expected_pads[name].value:
+            raise PhaseError(
+                f"phase {label!r} received {rows.label!r}, but its column {name!r} is padded with {pads[name].value}",
+                cause=f"the graph's data are padded with {expected_pads[name].value}",
+                hint=f"create it with pad={{{name!r}: {expected_pads[name].value}}}",
+            )
 
 
-def _streamed_source(
-    label: str, sets: Mapping[str, FeatureSet], by_label: Mapping[str, Source | FeatureSet], may_stream: bool
-) -> Source | None:
-    sources = {name: value for name, value in by_label.items() if isinstance(value, Source)}
-    for name, source in sources.items():
-        check_source_units(label, source.label, sets[name])
-    if not sources or not may_stream:
-        return None
-    if len(sets) > 1:
-        raise PhaseError(
-            f"phase {label!r} trains on {', '.join(sets)}, but at least one of these is a source",
-            cause="a graph with a streamed source can have only one feature set",
-            hint="put all columns into one source, or read it into memory: FeatureSet.from_dict(...)",
+def check_created_columns(rows: Rows, known: FeatureSet, columns: Sequence[str]) -> None:
+    """Check that no column is missing because a transform of the graph's data has created it.
+
+    Raises:
+        ColumnError: one is.
+    """
+    missing = next(name for name in columns if name not in rows.columns)
+    makers = relevant_transforms(known.transforms, [missing])
+    if makers and not any(missing in transform.columns for transform in makers):
+        raise ColumnError(
+            f"{rows.label!r} has no column {missing!r}, which a transform added to the graph's data",
+            cause=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
+            hint="pass fresh.transform_like(data), where fresh has the input columns of the transform",
         )
-    return next(iter(sources.values()))
-
-
-# -- rows --------------------------------------------------------------------------------------------------------------
-
-
-def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_lengths: bool) -> dict[str, Rows]:
-    by_label = (
-        dict(data)
-        if isinstance(data, Mapping)
-        else (dict.fromkeys(sets, data) if isinstance(data, str) else {_rows(label, data).label: data})
-    )
-    unknown = sorted(set(by_label) - set(sets))
-    missing = sorted(set(sets) - set(by_label))
-    if unknown or missing:
-        raise PhaseError(
-            f"phase {label!r} has data for {', '.join(sorted(by_label)) or 'nothing'}",
-            cause=f"the graph takes {', '.join(sets)}",
-            hint=_splits_hint(data) or _labels_hint(unknown, missing, sorted(set(by_label) - set(unknown))),
-        )
-    rows = {
-        name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in by_label.items()
-    }
-    counts = {name: len(indices) for name, indices in rows.items()}
-    if equal_lengths and len(set(counts.values())) > 1:
-        raise PhaseError(
-            f"phase {label!r} has different numbers of rows",
-            cause=", ".join(f"{name}: {count}" for name, count in counts.items()),
-            hint="use the same number of rows in each feature set, or a separate sampler for each",
-        )
-    if not counts:
-        raise PhaseError(
-            f"phase {label!r} has nothing to compute",
-            cause="no losses, metrics or outputs",
-            hint="leave outputs out to store the outputs of all output nodes, or name some",
-        )
-    if not all(counts.values()):
-        raise PhaseError(f"phase {label!r} has no rows", hint="choose another split")
-    return rows
-
-
-def _splits_hint(data: Any) -> str:
-    """Return what to write instead of a `DatasetDict`; `""` for anything else."""
-    if not are_splits(data):
-        return ""
-    kind, first = type(data).__name__, next(iter(data))
-    return f"choose a split of the {kind}: data=splits[{first!r}]; FeatureSet.from_arrow('LABEL', splits) has them all"
 
 
 def _labels_hint(unknown: Sequence[str], missing: Sequence[str], known: Sequence[str]) -> str:

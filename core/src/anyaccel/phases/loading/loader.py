@@ -15,7 +15,6 @@ from anyaccel.data.streaming.random_states import States, from_arrays, to_arrays
 from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
 from anyaccel.phases.loading.epoch_plan import EpochPlan, RowOrders, StepRange, StreamKey
-from anyaccel.phases.loading.host_columns import same_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ def with_orders(columns: Iterable[Column], rows: Mapping[str, Any], orders: Mapp
 def load(
     plan: Plan, arrays: Mapping[str, np.ndarray], on_loaded: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Put host columns on their devices; columns that are one array in one place are copied once.
+    """Put host columns on their devices; an array is copied once to each place.
 
     Args:
         plan: The plan, with the device of each column.
@@ -203,18 +202,18 @@ def load(
         OutOfMemoryError: no room.
     """
     tensors: dict[str, Any] = {}
+    loaded: dict[tuple[int, str, Device, bool], Any] = {}
     for column in plan.columns:
-        same = next((other for other in plan.columns if other.name in tensors and same_array(other, column)), None)
-        if same is not None and arrays[same.name] is arrays[column.name]:
-            tensors[column.name] = tensors[same.name]
-            continue
         backend, array = column.backend, arrays[column.name]
-        if array.flags.writeable and not column.pinned:  # a copy of ours; what a feature set owns is read-only
-            tensors[column.name] = backend.from_host_owned(array, column.device)
-        else:
-            tensors[column.name] = backend.from_host(array, column.device, pinned=column.pinned)
-        if on_loaded is not None:
-            on_loaded(array.nbytes)
+        key = (id(array), column.framework, column.device, column.pinned)
+        if key not in loaded:
+            if array.flags.writeable and not column.pinned:  # a copy of ours; what a feature set owns is read-only
+                loaded[key] = backend.from_host_owned(array, column.device)
+            else:
+                loaded[key] = backend.from_host(array, column.device, pinned=column.pinned)
+            if on_loaded is not None:
+                on_loaded(array.nbytes)
+        tensors[column.name] = loaded[key]
     return tensors
 
 

@@ -22,9 +22,9 @@ from anyaccel.phases.loading.host_columns import Batch, HostColumn, TargetRange,
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader, load, stream_of
 from anyaccel.phases.loading.source_loader import (
     BLOCK_SECONDS,
+    BatchSourceLoader,
     MapSourceLoader,
     SourceRandomness,
-    load_batches,
 )
 from anyaccel.phases.loading.streaming import BLOCKS, MixedLoader, StreamingLoader
 from anyaccel.phases.memory_error import as_out_of_memory, release_frames
@@ -63,46 +63,45 @@ def make_loaders(
     memory = MemoryBudget.measured(factories, training_bytes)
     loaders: list[BatchLoader] = []
     for factory, name in zip(factories, names, strict=True):
-        needs = factory.nbytes()
-        full_place = memory.exceeded(needs) if decides else None
-        if full_place is not None:
-            loaders.append(_partly_resident(factory, name, memory, full_place, log_event, on_loaded))
-            continue
         if residency == "streamed":
             loaders.append(factory.streamed())
             continue
-        loaders.append(_resident(residency, factory, name, log_event, on_loaded))
-        if decides and any(needs.values()) and loaders[-1].residency == "resident":
-            reasons = "; ".join(memory.explain(place, needs, fits=True) for place in needs)
-            log_event("residency", f"{name}: resident, because they take {reasons}", verbose=True)
-        memory.take(needs)
-    return loaders
-
-
-def _partly_resident(
-    factory: LoaderFactory,
-    name: str,
-    memory: MemoryBudget,
-    full_place: Place,
-    log_event: LogEvent,
-    on_loaded: OnLoaded | None,
-) -> BatchLoader:
-    """Not all rows fit: as many columns as do are resident, if that is worth it, and the others are streamed."""
-    columns, figures = factory.columns(), memory.explain(full_place, factory.nbytes(), fits=False)
-    resident, block_bytes = memory.split(columns)
-    if resident:
+        needs, kept, block_bytes = factory.nbytes(), frozenset[str](), 0.0
+        full_place = memory.exceeded(needs) if decides else None
+        if full_place is not None:  # as many columns as fit are resident, if that is worth it
+            columns, figures = factory.columns(), memory.explain(full_place, needs, fits=False)
+            kept, block_bytes = memory.split(columns)
+            if not kept:
+                log_event("residency", f"{name}: streamed, because they take {figures}")
+                loaders.append(factory.streamed())
+                continue
+        loader: BatchLoader | None = None
         try:
-            loader = factory.mixed(resident, block_bytes, on_loaded)
+            loader = factory.mixed(kept, block_bytes, on_loaded) if kept else factory.resident(on_loaded)
         except MemoryError as failure:
             error = as_out_of_memory(failure)
             release_frames(error)
+            if residency == "resident":
+                rows = ", ".join(
+                    f"{size(nbytes)} on {device} ({framework})" for (framework, device), nbytes in needs.items()
+                )
+                raise OutOfMemoryError(
+                    f"{name}: {error.problem}",
+                    cause=f"all rows take {rows}",
+                    hint="write residency='auto', so that rows that do not fit are streamed",
+                ) from None
             log_event("memory", f"{name}: streamed, because memory ran out while they were loaded ({error.problem})")
-            return factory.streamed()
-        memory.take(bytes_of(columns, resident))
-        log_event("residency", f"{name}: {mixed_words(columns, resident)}, because all take {figures}")
-        return loader
-    log_event("residency", f"{name}: streamed, because they take {figures}")
-    return factory.streamed()
+            del error
+        loaders.append(factory.streamed() if loader is None else loader)
+        if full_place is None:
+            if loader is not None and decides and any(needs.values()) and loader.residency == "resident":
+                reasons = "; ".join(memory.explain(place, needs, fits=True) for place in needs)
+                log_event("residency", f"{name}: resident, because they take {reasons}", verbose=True)
+            memory.take(needs)
+        elif loader is not None:
+            memory.take(bytes_of(columns, kept))
+            log_event("residency", f"{name}: {mixed_words(columns, kept)}, because all take {figures}")
+    return loaders
 
 
 def bytes_of(columns: Sequence[ColumnBytes], resident: Collection[str]) -> dict[Place, int]:
@@ -143,14 +142,20 @@ class MemoryBudget:
     @classmethod
     def measured(cls, factories: Sequence[LoaderFactory], training_bytes: Mapping[Place, int]) -> MemoryBudget:
         """Return the memory of every device that rows go to, measured now."""
-        places = {place for factory in factories for place in factory.nbytes()}
-        return cls({place: free for place in places if (free := free_memory(place)) is not None}, training_bytes)
+        free: dict[Place, int] = {}
+        for factory in factories:
+            for place in factory.nbytes():
+                nbytes = free_memory(place)
+                if nbytes is not None:
+                    free[place] = nbytes
+        return cls(free, training_bytes)
 
     def exceeded(self, needs: Mapping[Place, int]) -> Place | None:
         """Return a place where these bytes are too many; places with unknown free memory are never exceeded."""
-        return next(
-            (place for place, need in needs.items() if place in self._budget and need > self._budget[place]), None
-        )
+        for place, need in needs.items():
+            if place in self._budget and need > self._budget[place]:
+                return place
+        return None
 
     def split(self, columns: Sequence[ColumnBytes]) -> tuple[frozenset[str], float]:
         """Return names of the columns that may be resident where not all are, and the bytes of a block of the
@@ -173,28 +178,6 @@ class MemoryBudget:
             return f"{total} on {where}, whose free memory is unknown"
         relation = "within" if fits else "more than"
         return f"{total}, {relation} {_USABLE_FRACTION:.0%} of the {size(self._free[place])} free on {where}"
-
-
-def _resident(
-    residency: str, factory: LoaderFactory, name: str, log_event: LogEvent, on_loaded: OnLoaded | None
-) -> BatchLoader:
-    needs = factory.nbytes()
-    try:
-        return factory.resident(on_loaded)
-    except MemoryError as failure:
-        error = as_out_of_memory(failure)
-        release_frames(error)
-        if residency == "resident":
-            rows = ", ".join(
-                f"{size(nbytes)} on {device} ({framework})" for (framework, device), nbytes in needs.items()
-            )
-            raise OutOfMemoryError(
-                f"{name}: {error.problem}",
-                cause=f"all rows take {rows}",
-                hint="write residency='auto', so that rows that do not fit are streamed",
-            ) from None
-        log_event("memory", f"{name}: streamed, because memory ran out while they were loaded ({error.problem})")
-    return factory.streamed()
 
 
 def bytes_added_by_training(
@@ -435,8 +418,11 @@ class RowsLoaderFactory(LoaderFactory):
 
     def _distinct(self, arrays: Mapping[str, HostColumn]) -> list[Column]:
         """Return columns, without repetitions of one array in the same place."""
-        columns = (column for column in self.plan.columns if column.name in arrays)
-        return list({(id(arrays[column.name]), column.framework, column.device): column for column in columns}.values())
+        distinct: dict[tuple[int, str, Device], Column] = {}
+        for column in self.plan.columns:
+            if column.name in arrays:
+                distinct[id(arrays[column.name]), column.framework, column.device] = column
+        return list(distinct.values())
 
 
 class SourceLoaderFactory(LoaderFactory):
@@ -490,7 +476,7 @@ def batch_source_loaders(
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
-        return load_batches(plan.columns, source, ranges, accumulate, int(block_bytes), seed, share)
+        return BatchSourceLoader(plan.columns, source, ranges, accumulate, int(block_bytes), seed, share)
 
     return SourceLoaderFactory(plan, source, 1, make_loader)
 

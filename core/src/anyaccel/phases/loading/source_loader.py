@@ -23,7 +23,7 @@ from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock, StepRange, accumulating_step
-from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch, one_shape
+from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch, one_shape, row_shape
 from anyaccel.phases.loading.loader import (
     BatchLoader,
     Chunk,
@@ -86,7 +86,8 @@ class BatchSourceLoader(SourceLoader):
 
     A block holds whole steps: as many as arrive within `BLOCK_SECONDS` and fit into its bytes, at least one. The first
     block holds one step, so that the devices compute while the speed of the source is measured. Columns have as many
-    rows as the largest block so far, so that few shapes are ever compiled.
+    rows as the largest block so far, so that few shapes are ever compiled. If rows differ in length, every step is a
+    block with its own shape, and its batches are padded to the longest of them.
 
     Args:
         columns: Columns of the plan, all of the source.
@@ -112,6 +113,7 @@ class BatchSourceLoader(SourceLoader):
         self.n_steps = None if source.steps is None else -(-source.steps // accumulate)
         self.repeatable = source.repeats
         self.reads_ahead = source.read_ahead != 0
+        self.one_shape = one_shape(columns)
         self._columns = tuple(columns)
         self._source, self._ranges, self._accumulate = source, ranges, accumulate
         self._row_bytes = max(sum(column.spec.nbytes for column in columns), 1)
@@ -141,7 +143,11 @@ class BatchSourceLoader(SourceLoader):
         with closing(prefetch(make) if ahead else on_demand(make)) as blocks:
             for block in blocks:
                 steps, n_rows, sample = tuple(self._steps(block.sizes)), block.n_rows, block.sample
-                columns = with_orders(self._columns, arrived(block.copies), self._in_order(n_rows))
+                if n_rows != self._ordered_rows:  # rows are in the order of the steps
+                    as_they_lie = np.arange(n_rows, dtype=np.int64)
+                    self._orders = load_orders(self._columns, dict.fromkeys(map(stream_of, self._columns), as_they_lie))
+                    self._ordered_rows = n_rows
+                columns = with_orders(self._columns, arrived(block.copies), self._orders)
                 del block
                 yield Chunk(columns, steps, {}), sample
                 del columns
@@ -155,14 +161,6 @@ class BatchSourceLoader(SourceLoader):
     def close(self) -> None:
         self._buffers, self._orders, self._ordered_rows = [], {}, -1
         self._source.close()
-
-    def _in_order(self, n_rows: int) -> dict[str, Any]:
-        """Return the row orders of a block whose rows are in the order of its steps."""
-        if n_rows != self._ordered_rows:
-            as_they_lie = np.arange(n_rows, dtype=np.int64)
-            self._orders = load_orders(self._columns, dict.fromkeys(map(stream_of, self._columns), as_they_lie))
-            self._ordered_rows = n_rows
-        return self._orders
 
     def _steps(self, sizes: Sequence[int]) -> Iterator[StepRange]:
         """Yield steps of these numbers of batches; consecutive equal ones are one range."""
@@ -188,7 +186,7 @@ class BatchSourceLoader(SourceLoader):
                 for buffer in cycle(buffers):
                     buffer.wait()
                     with randomness.drawing():
-                        sizes = self._fill(buffer, left, epoch)
+                        sizes = (self._fill if self.one_shape else self._fill_step)(buffer, left, epoch)
                     if not sizes:
                         break
                     yield self._copied(buffer, sizes)
@@ -226,18 +224,50 @@ class BatchSourceLoader(SourceLoader):
             start += size
             if len(sizes) % self._accumulate:  # in the middle of a step
                 continue
-            if not self._takes_more(
-                start, sum(sizes[-self._accumulate :]), buffers.capacity, time.perf_counter() - began
-            ):
+            n_rows = start + sum(sizes[-self._accumulate :])  # with another step like the last
+            if self._first or not self.reads_ahead or n_rows * self._row_bytes > self._block_bytes:
                 break
+            if time.perf_counter() - began >= BLOCK_SECONDS / (1 if n_rows <= buffers.capacity else 2):
+                break  # a step that makes buffers grow has to come fast
         return sizes
 
-    def _takes_more(self, filled: int, step: int, capacity: int, seconds: float) -> bool:
-        """Whether a block takes another step like the last; one that makes buffers grow has to come fast."""
-        n_rows = filled + step
-        if self._first or not self.reads_ahead or n_rows * self._row_bytes > self._block_bytes:
-            return False
-        return seconds < (BLOCK_SECONDS if n_rows <= capacity else BLOCK_SECONDS / 2)
+    def _fill_step(self, buffers: HostBuffers, batches: Iterable[tuple[int, Batch]], epoch: int) -> list[int]:
+        """Copy the batches of one step; the number of rows of each."""
+        sizes: list[int] = []
+        parts: dict[str, list[np.ndarray]] = {column.name: [] for column in self._columns}
+        for position, batch in islice(batches, self._accumulate):
+            sizes.append(len(next(iter(batch.values()))))
+            with error_context(BatchPosition(self._source.label, epoch, position)):
+                for column in self._columns:  # a copy: the source may overwrite its own arrays
+                    part = np.empty((sizes[-1], *row_shape(column, batch)), column.spec.dtype)
+                    copy_batch(column, batch, part, self._ranges.get(column.name))
+                    parts[column.name].append(part)
+        buffers.capacity = sum(sizes)
+        buffers.columns = [
+            (column, self._joined(buffers, column, parts[column.name]), self._ranges.get(column.name))
+            for column in self._columns
+            if sizes
+        ]
+        return sizes
+
+    def _joined(self, buffers: HostBuffers, column: Column, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the batches of a step in a buffer, the shorter ones padded."""
+        rows = sum(map(len, parts))
+        rest = tuple(map(max, zip(*(part.shape[1:] for part in parts), strict=True)))
+        size = rows * math.prod(rest)
+        flat = buffers.flat.get(column.name)
+        if flat is None or flat.size < size:
+            backend = self._backends[column.name]
+            flat = buffers.flat[column.name] = backend.staging_buffer((size,), column.spec.dtype, column.device)
+        out, start = flat[:size].reshape(rows, *rest), 0
+        for part in parts:
+            target = out[start : start + len(part)]
+            if part.shape[1:] != rest:
+                target[:, part.shape[1] :] = self._source.pads.get(column.columns[0], Pad()).value
+                target = target[:, : part.shape[1]]
+            target[...] = part
+            start += len(part)
+        return out
 
     def _grow(self, buffers: HostBuffers, filled: int, size: int) -> None:
         """Enlarge buffers and keep their rows; they double when they grow."""
@@ -315,13 +345,16 @@ class MapSourceLoader(SourceLoader, StreamingLoader):
         filled, streamed = dict(buffers), {column.names[0]: column for column in self._streamed}
         for stream in dict.fromkeys(map(stream_of, self._columns)):
             order = block.orders[stream]
+            whole, first = block.whole.get(stream, (order, 0)) if self._alone else (order, 0)
             with self._randomness.drawing():
-                batch = self._gathered(order, block.whole.get(stream))
+                # A process's part of a batch that is built whole if its rows differ in length or are collated.
+                every = self._source.gather(whole)
+            batch = {name: column[first : first + len(order)] for name, column in every.items()}
             self._progress.draws = self._progress.draws or self._randomness.has_drawn
             for column in self._columns:
                 if stream_of(column) == stream:
-                    if column.ragged:
-                        shape = (self._block_rows, batch[column.columns[0]].shape[1], *column.spec.shape[1:])
+                    if not self.one_shape:
+                        shape = (self._block_rows, *row_shape(column, batch))
                         filled[column.name] = streamed[column.name].part(buffers, shape)
                     with error_context(f"source {self._source.label!r}"):
                         copy_batch(column, batch, filled[column.name][: len(order)], self._ranges.get(column.name))
@@ -330,86 +363,6 @@ class MapSourceLoader(SourceLoader, StreamingLoader):
             sampled = ((name, filled[name][:length]) for name, length in lengths.items())
             self._samples[id(block.orders)] = sample_rows(sampled)
         return filled
-
-    def _gathered(self, order: np.ndarray, whole: tuple[np.ndarray, int] | None) -> Batch:
-        """Return some rows; a process's part of a batch that is built whole if its rows differ in length or are
-        collated.
-
-        `whole` has the rows of all processes, and where the part begins.
-        """
-        if whole is None or not self._alone:
-            return self._source.gather(order)
-        every, first = whole
-        return {name: column[first : first + len(order)] for name, column in self._source.gather(every).items()}
-
-
-# -- Padded source loader: batches of a source that differ in length, each step in a block of its own ------------------
-
-
-class PaddedSourceLoader(BatchSourceLoader):
-    """Load the batches of a source whose columns differ in length: every step is a block with its own shape.
-
-    Batches of one step are padded to the longest of them. The arguments are the same as for `BatchSourceLoader`.
-    """
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.one_shape = False
-
-    def _fill(self, buffers: HostBuffers, batches: Iterable[tuple[int, Batch]], epoch: int) -> list[int]:
-        """Copy the batches of one step; the number of rows of each."""
-        sizes: list[int] = []
-        parts: dict[str, list[np.ndarray]] = {column.name: [] for column in self._columns}
-        for position, batch in islice(batches, self._accumulate):
-            sizes.append(len(next(iter(batch.values()))))
-            with error_context(BatchPosition(self._source.label, epoch, position)):
-                for column in self._columns:
-                    parts[column.name].append(self._copy_of(column, batch, sizes[-1]))
-        buffers.capacity = sum(sizes)
-        buffers.columns = [
-            (column, self._joined(buffers, column, parts[column.name]), self._ranges.get(column.name))
-            for column in self._columns
-            if sizes
-        ]
-        return sizes
-
-    def _copy_of(self, column: Column, batch: Batch, rows: int) -> np.ndarray:
-        """Return a column of a batch as the plan loads it; the source may overwrite its own arrays."""
-        shape = column.spec.shape
-        if column.ragged:
-            shape = (batch[column.columns[0]].shape[1], *shape[1:])
-        out = np.empty((rows, *shape), column.spec.dtype)
-        copy_batch(column, batch, out, self._ranges.get(column.name))
-        return out
-
-    def _joined(self, buffers: HostBuffers, column: Column, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the batches of a step in a buffer, the shorter ones padded."""
-        rows, rest = sum(map(len, parts)), column.spec.shape
-        if column.ragged:
-            rest = (max(part.shape[1] for part in parts), *rest[1:])
-        size = rows * math.prod(rest)
-        flat = buffers.flat.get(column.name)
-        if flat is None or flat.size < size:
-            backend = self._backends[column.name]
-            flat = buffers.flat[column.name] = backend.staging_buffer((size,), column.spec.dtype, column.device)
-        out, start = flat[:size].reshape(rows, *rest), 0
-        for part in parts:
-            target = out[start : start + len(part)]
-            if column.ragged:
-                target[:, part.shape[1] :] = self._source.pads.get(column.columns[0], Pad()).value
-                target = target[:, : part.shape[1]]
-            target[...] = part
-            start += len(part)
-        return out
-
-
-def load_batches(columns: Sequence[Column], *arguments: Any) -> BatchSourceLoader:
-    """Return the loader for batches of one shape, or the one for batches that differ in length.
-
-    The arguments are the same as for `BatchSourceLoader`.
-    """
-    kind = BatchSourceLoader if one_shape(columns) else PaddedSourceLoader
-    return kind(columns, *arguments)
 
 
 # -- Source progress: the random states of a source epoch by epoch, and the rows of its steps, to go on in another run

@@ -192,20 +192,25 @@ class StreamingLoader(BatchLoader):
             streamed = [column for column in self._columns if column.name not in self._resident]
             self._orders = load_orders(streamed, dict.fromkeys(map(stream_of, streamed), as_they_lie))
         if not self._buffers:
-            self._buffers = [self._new_buffers() for _ in range(BUFFERS if self._ahead else 1)]
+            for _ in range(BUFFERS if self._ahead else 1):
+                arrays = {column.names[0]: column.buffer(self._block_rows) for column in self._copied_columns}
+                self._buffers.append(_Buffers(arrays=arrays))
 
     def _split(self, steps: EpochSteps) -> Iterator[StepBlock]:
         return steps.single_steps() if self._alone else steps.blocks(self._block_steps)
-
-    def _new_buffers(self) -> _Buffers:
-        return _Buffers(arrays={column.names[0]: column.buffer(self._block_rows) for column in self._copied_columns})
 
     def _blocks(self, steps: EpochSteps, buffers: list[_Buffers]) -> Generator[tuple[StepBlock, dict[str, AsyncCopy]]]:
         n_rows = self._block_rows
         try:
             for block, buffer in zip(self._split(steps), cycle(buffers), strict=False):
                 buffer.wait()
-                copies = self._copied(block, buffer)
+                filled = self.fill(block, buffer.arrays)
+                copies: dict[str, AsyncCopy] = {}
+                for column in self._copied_columns:
+                    copy = column.backend.copy_async(filled[column.names[0]], column.device)
+                    buffer.copies.append(copy)
+                    copies.update(dict.fromkeys(column.names, copy))
+                del filled, copy
                 yield block, copies
                 del copies
         finally:
@@ -213,15 +218,6 @@ class StreamingLoader(BatchLoader):
                 buffer.wait()
             if n_rows == self._block_rows:  # they are used again
                 self._buffers = buffers
-
-    def _copied(self, block: StepBlock, buffers: _Buffers) -> dict[str, AsyncCopy]:
-        filled = self.fill(block, buffers.arrays)
-        copies: dict[str, AsyncCopy] = {}
-        for column in self._copied_columns:
-            copy = column.backend.copy_async(filled[column.names[0]], column.device)
-            buffers.copies.append(copy)
-            copies.update(dict.fromkeys(column.names, copy))
-        return copies
 
     def fill(self, block: StepBlock, buffers: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Put the rows of a block at the start of the buffers, and return the arrays to copy, by column.
