@@ -97,7 +97,11 @@ def names_of(value: Names) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             raise _no_text(name)
-        check_encodable(name)
+        if SURROGATES.search(name):  # half of a pair, as wrongly decoded bytes have: no file can hold it
+            raise ColumnError(
+                f"{shown(name)} cannot be the name of a column: it has a lone surrogate, which UTF-8 cannot encode",
+                hint=f"rename it, for example to {name.encode('utf-8', 'replace').decode()!r}",
+            )
     return names
 
 
@@ -109,19 +113,6 @@ def _no_text(name: object) -> ColumnError:
         if isinstance(name, tuple)
         else "rename the column (pandas: df.columns = df.columns.astype(str))",
     )
-
-
-def check_encodable(name: str) -> None:
-    """Refuse the name of a column that no file can hold: with half of a surrogate pair, as wrongly decoded bytes have.
-
-    Raises:
-        ColumnError: it cannot be written as UTF-8.
-    """
-    if SURROGATES.search(name):
-        raise ColumnError(
-            f"{shown(name)} cannot be the name of a column: it has a lone surrogate, which UTF-8 cannot encode",
-            hint=f"rename it, for example to {name.encode('utf-8', 'replace').decode()!r}",
-        )
 
 
 def listed(names: Iterable[object]) -> str:

@@ -1,4 +1,4 @@
-"""SavedRows: some columns of rows as results store them in a folder, convertible to original units."""
+"""SavedRows: some columns of rows as results store them in a folder; and rows and values in their original units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pyarrow as pa
 
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import array_of
+from anyaccel.data.feature_set import FeatureSet, FeatureSetView
+from anyaccel.data.joined_columns import join
 from anyaccel.data.roles import Names, WithRoles, no_column
+from anyaccel.data.row_filters import column_values
 from anyaccel.data.rows import Rows
 from anyaccel.data.transforms import FittedTransform, Transforms, read_transforms, relevant_transforms
 from anyaccel.errors import AnyaccelError, ConfigError, SplitError, TransformError
@@ -217,3 +220,57 @@ def _table(arrays: Mapping[str, np.ndarray], path: str) -> Any:
         table = reader.read_all()
     table.validate(full=True)
     return table
+
+
+# -- original units: rows and values before the transforms of their feature set ----------------------------------------
+
+
+def is_transformed(rows: Rows) -> bool:
+    """Whether the feature set of some rows has or had transforms."""
+    base = rows.base
+    return base.is_transformed if isinstance(base, SavedRows) else bool(getattr(base, "transforms", ()))
+
+
+def inverse_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
+    """Convert values [n, *shape] of columns, such as predictions, to the units before all transforms.
+
+    Raises:
+        TransformError: a transform has no inverse.
+    """
+    source = rows.base
+    return source.inverse(values, columns) if isinstance(source, (FeatureSet, SavedRows)) else values
+
+
+def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
+    """Return values of columns before all transforms: the stored originals if available, otherwise the inverse
+    transform.
+
+    Args:
+        rows: The data.
+        columns: Current names of the columns.
+        values: [n, ...], the current values of the columns, joined.
+
+    Raises:
+        TransformError: a transform has no inverse.
+    """
+    whole = original_rows(rows)
+    if whole is rows:
+        return values
+    if not set(columns) <= set(whole.columns):
+        return inverse_values(rows, columns, values)
+    arrays = [column_values(whole, name) for name in columns]
+    return arrays[0] if len(arrays) == 1 else join(arrays)
+
+
+def original_rows(rows: Rows) -> Rows:
+    """Return the same rows before their transforms; a view keeps its selection of targets and tags."""
+    source = rows.base
+    if isinstance(source, SavedRows):
+        return source.undo_transforms()
+    if not isinstance(source, FeatureSet) or not source.transforms:
+        return rows
+    whole = source.undo_transforms()
+    if not isinstance(rows, FeatureSetView):
+        return whole
+    new = [name for name in whole.columns if name in rows.columns or name not in source.columns]
+    return FeatureSetView(whole, rows.name, rows.rows, list(dict.fromkeys([*whole.features, *new])))

@@ -16,6 +16,7 @@ from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import SavedRows, saved_rows
+from anyaccel.data.saved_rows import original_rows
 from anyaccel.distributions import SAVED, load, saved_names
 from anyaccel.errors import ArgumentError, ConfigError, ResultError
 from anyaccel.graph import Plan
@@ -23,7 +24,6 @@ from anyaccel.graph.serialization import checked_classes
 from anyaccel.results import formatting
 from anyaccel.results.events import Event
 from anyaccel.results.formatting import NamedValues
-from anyaccel.results.inverse_transform import original_rows
 from anyaccel.results.records import Epoch, Fitted
 from anyaccel.results.saved_errors import error_parts, read_error
 from anyaccel.saved_folder.plain_values import Arrays, NotPlainError, PlainReader, plain

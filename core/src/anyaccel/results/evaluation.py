@@ -12,13 +12,23 @@ import numpy as np
 from anyaccel.arguments import flag
 from anyaccel.call_hints import class_hints
 from anyaccel.data import Rows
-from anyaccel.errors import ResultError
-from anyaccel.results import formatting, inverse_transform
+from anyaccel.data.saved_rows import inverse_values, is_transformed, original_rows, original_values
+from anyaccel.errors import ResultError, TransformError
+from anyaccel.results import formatting
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.formatting import NamedValues
-from anyaccel.results.inverse_transform import Target, class_count, find_target, fits, matching_columns, target_of
 from anyaccel.results.notebook import eval_html
 from anyaccel.results.records import Compared, EvaluationValues
+from anyaccel.results.targets import (
+    Target,
+    class_count,
+    find_target,
+    fits,
+    matching_columns,
+    plain_column,
+    prediction_table,
+    target_of,
+)
 
 
 @class_hints
@@ -80,7 +90,18 @@ class EvalResults(PhaseResults):
         if not isinstance(name, str) or name not in self.predictions:
             raise self._no_prediction(name)
         values = self.predictions[name]
-        return inverse_transform.original(name, values, self.rows, self.compared) if undo else values
+        if not undo:
+            return values
+        label, columns = self.compared.get(name, ("", ()))
+        if label in self.rows:
+            return inverse_values(self.rows[label], columns, values)
+        if not any(map(is_transformed, self.rows.values())):
+            return values
+        raise TransformError(
+            f"the transforms cannot be undone for predictions of {name!r}: no loss, metric or target shows which "
+            "columns they belong to",
+            hint=f"name the columns: feature_set.inverse(results.prediction({name!r}), columns=[...])",
+        )
 
     def _no_prediction(self, name: Any) -> ResultError:
         label = str(name).partition(".")[0]
@@ -141,7 +162,7 @@ class EvalResults(PhaseResults):
             return plots.labelled_points(values, labels, ax, title=self.label, name=name, legend=target.name)
         truth = target.values
         if undo:
-            truth = inverse_transform.original_values(self.rows[target.label], target.columns, truth)
+            truth = original_values(self.rows[target.label], target.columns, truth)
         # In original units there are no scores of classes.
         is_original = values is not self.predictions[name]
         classes = plots.as_labels(truth, values) if is_original else plots.as_classes(truth, values)
@@ -217,10 +238,10 @@ class EvalResults(PhaseResults):
                 cause=", ".join(f"{name}: {length}" for name, length in lengths.items()),
                 hint="run an EvalPhase for each feature set, with outputs=[...] for its nodes",
             )
-        table = inverse_transform.prediction_table(arrays)
-        rows = {label: inverse_transform.original_rows(data) if undo else data for label, data in self.rows.items()}
+        table = prediction_table(arrays)
+        rows = {label: original_rows(data) if undo else data for label, data in self.rows.items()}
         for title, data, name in matching_columns(rows, {table.num_rows}, table.column_names):
-            column = inverse_transform.plain_column(data, name)
+            column = plain_column(data, name)
             table = table.append_column(pa.field(title, column.type), column)
         return table
 

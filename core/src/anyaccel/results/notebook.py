@@ -9,7 +9,7 @@ from typing import Any
 from anyaccel.data.display import first_values, number, sample
 from anyaccel.html import Markup, cut, element, faint, guarded, line, page, prose, row, table
 from anyaccel.results.formatting import error_text, is_part
-from anyaccel.results.inverse_transform import matching_columns
+from anyaccel.results.targets import matching_columns
 
 _MAX_COLUMNS, _PREDICTION_ROWS, _LAST_EPOCHS, _MAX_EVENTS = 12, 5, 5, 8
 

@@ -16,11 +16,11 @@ from anyaccel.data.readers.plain_layout import plain_table
 from anyaccel.data.roles import (
     RoleNames,
     assign_roles,
-    check_encodable,
     check_rest,
     checked_pads,
     chosen_roles,
     listed,
+    names_of,
     open_roles,
     stamp,
 )
@@ -39,8 +39,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], names: RoleNames, pad: 
             f"the data of {label!r} must be a mapping of column names to arrays, got a {type(data).__name__}",
             hint="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
         )
-    for name in filter(lambda key: isinstance(key, str), data):
-        check_encodable(name)
+    names_of([name for name in data if isinstance(name, str)])  # refuses what no file can hold
     roles = assign_roles(label, list(data), names)
     check_order_of_rows(label, {name: data[name] for name in roles})
     pads = checked_pads(label, pad, roles)

@@ -75,7 +75,7 @@ def input_data(
     Raises:
         PhaseError, SourceError, SplitError: data that do not fit the graph or cannot be read, or an unknown split.
     """
-    source = None
+    source: Source | None = None
     if isinstance(data, Mapping) or len(sets) == 1:
         by_label = (
             dict(data)
@@ -97,9 +97,10 @@ def input_data(
             if isinstance(made, BatchSource):
                 opened.batches.append(made)
         for name, value in sources.items():
-            # The rows of a source come as they are, and would have to be in the units of the graph's data.
-            is_source = isinstance(value, Source)
-            transforms = relevant_transforms(sets[name].transforms, sets[name].features) if is_source else []
+            if not isinstance(value, Source):
+                continue
+            # Its rows come as they are, and would have to be in the units of the graph's data.
+            transforms = relevant_transforms(sets[name].transforms, sets[name].features)
             if transforms:
                 raise PhaseError(
                     f"phase {label!r} received the source {value.label!r}, whose rows are not transformed",
@@ -107,9 +108,8 @@ def input_data(
                     hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({sets[name].label}), "
                     "or build the graph on the source: source.reference()",
                 )
-            if is_source and may_stream and len(sets) == 1:
-                source = value
-        if may_stream and len(sets) > 1 and any(isinstance(value, Source) for value in sources.values()):
+            source = value if may_stream else None
+        if source is not None and len(sets) > 1:
             raise PhaseError(
                 f"phase {label!r} trains on {', '.join(sets)}, but at least one of these is a source",
                 cause="a graph with a streamed source can have only one feature set",

@@ -1,4 +1,4 @@
-"""Predictions and data in their original units: the transforms of the data undone."""
+"""Columns that belong beside predictions: targets to compare with, and titles in one table."""
 
 from __future__ import annotations
 
@@ -10,76 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data import FeatureSet, FeatureSetView, Rows, SavedRows, joined_array
-from anyaccel.data.joined_columns import join
+from anyaccel.data import FeatureSet, Rows, SavedRows, joined_array
 from anyaccel.data.readers.array_conversion import tag_column
-from anyaccel.data.row_filters import column_values
-from anyaccel.errors import ResultError, TransformError
-from anyaccel.results.records import Compared
-
-
-def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: Mapping[str, Compared]) -> np.ndarray:
-    """Return predictions in the original units of the columns they are compared with.
-
-    Args:
-        name: Name of the predictions.
-        values: [n, *shape].
-        rows: The data the predictions were made from, by feature set.
-        compared: Feature set and columns that predictions are compared with, by name of the predictions.
-
-    Returns:
-        a new array; `values` itself if no transform applies to the columns.
-
-    Raises:
-        TransformError: the columns that predictions are compared with are unknown, or a transform has no inverse.
-    """
-    label, columns = compared.get(name, ("", ()))
-    if label in rows:
-        source = rows[label].base
-        return source.inverse(values, columns) if isinstance(source, (FeatureSet, SavedRows)) else values
-    bases = [table.base for table in rows.values()]
-    if not any(b.is_transformed if isinstance(b, SavedRows) else getattr(b, "transforms", ()) for b in bases):
-        return values
-    raise TransformError(
-        f"the transforms cannot be undone for predictions of {name!r}: no loss, metric or target shows which "
-        "columns they belong to",
-        hint=f"name the columns: feature_set.inverse(results.prediction({name!r}), columns=[...])",
-    )
-
-
-def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
-    """Return values of columns before all transforms: the stored originals if available, otherwise the inverse
-    transform.
-
-    Args:
-        rows: The data.
-        columns: Current names of the columns.
-        values: [n, ...], the current values of the columns, joined.
-
-    Raises:
-        TransformError: a transform has no inverse.
-    """
-    source, whole = rows.base, original_rows(rows)
-    if whole is rows or not isinstance(source, (FeatureSet, SavedRows)):
-        return values
-    if not set(columns) <= set(whole.columns):
-        return source.inverse(values, columns)
-    arrays = [column_values(whole, name) for name in columns]
-    return arrays[0] if len(arrays) == 1 else join(arrays)
-
-
-def original_rows(rows: Rows) -> Rows:
-    """Return the same rows before their transforms; a view keeps its selection of targets and tags."""
-    source = rows.base
-    if isinstance(source, SavedRows):
-        return source.undo_transforms()
-    if not isinstance(source, FeatureSet) or not source.transforms:
-        return rows
-    whole = source.undo_transforms()
-    if not isinstance(rows, FeatureSetView):
-        return whole
-    new = [name for name in whole.columns if name in rows.columns or name not in source.columns]
-    return FeatureSetView(whole, rows.name, rows.rows, list(dict.fromkeys([*whole.features, *new])))
+from anyaccel.errors import ResultError
 
 
 def prediction_table(arrays: Mapping[str, np.ndarray]) -> Any:
@@ -106,9 +39,6 @@ def plain_column(rows: Rows, name: str) -> Any:
 def _single(shape: Sequence[int]) -> bool:
     """Whether samples of this shape hold a single value in at least one axis."""
     return bool(shape) and math.prod(shape) == 1
-
-
-# -- Columns of the data that belong beside predictions: targets to compare with, and titles in one table --------------
 
 
 def matching_columns(
