@@ -88,13 +88,13 @@ class _SplitRows(AttributeHints, Rows):
     def view(self) -> FeatureSetView:
         """Return these rows as a view of their feature set."""
 
+    @abstractmethod
     def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
         """Choose some rows as a view, without copying any column; see `Rows.take`.
 
         Raises:
             SplitError: positions that are empty, not integers, or out of range.
         """
-        return self.view().take(positions, name=name)
 
     def filter(self, conditions: Mapping[str, Any], *, name: str | None = None) -> FeatureSetView:
         """Choose the rows that meet all conditions, in their order, as a view; nothing is copied.
@@ -808,6 +808,15 @@ class FeatureSet(_SplitRows):
     def view(self) -> FeatureSetView:
         """Return all rows as a view, named `"all"`."""
         return FeatureSetView(self, ALL, np.arange(len(self)))
+
+    def take(self, positions: Sequence[int] | np.ndarray, *, name: str | None = None) -> FeatureSetView:
+        """Choose some rows as a view, without copying any column; see `Rows.take`.
+
+        Raises:
+            SplitError: positions that are empty, not integers, or out of range.
+        """
+        chosen = _checked_indices(f"take() from {ALL!r} of {self._label!r}", len(self), positions)
+        return FeatureSetView(self, f"{ALL}.take({len(chosen)} rows)" if name is None else name, chosen)
 
     def split(self, name: str) -> FeatureSetView:
         """Return the split with this name, or the view of all rows for `"all"`.
