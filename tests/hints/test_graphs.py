@@ -256,6 +256,11 @@ def test_classes_of_losses(hint: Any) -> None:
     assert trained(2, *losses, data=weighted)
     with hint("change the model's output_shape, or choose another column{}"):
         trained(3, aa.AppliedLoss("cross_entropy", on="net"), data=features())
+    one_hot = np.eye(3, dtype="int64")[np.arange(24) % 3]
+    with hint("pass probabilities as float, y.astype('float32'), or class indices, y.argmax(axis=-1)"):
+        trained(3, aa.AppliedLoss("cross_entropy", on="net"), data=features(y=one_hot))
+    for y in (one_hot.astype("float32"), one_hot.argmax(axis=-1)):
+        assert trained(3, aa.AppliedLoss("cross_entropy", on="net"), data=features(y=y))
     model = aa.ModelNode("net", aa.SequentialMLP(output_shape=(1,)), DATA.reference())
     assert graph(model).run(train(), progress="none")
 

@@ -189,6 +189,9 @@ def test_names_of_devices_and_moves(hint: Any) -> None:
     with hint("write best_device(), or device_of(tensor)"):
         _ = aa.default_device
     assert aa.best_device() in aa.devices() and aa.device_of(X) == aa.Device("cpu")
+    with hint("write 'gpu:{}', or 'cpu'"):
+        aa.Device.parse(0)
+    assert [str(aa.Device.parse(text)) for text in ("gpu:0", "cpu")] == ["gpu:0", "cpu:0"]
     with hint("write Device.parse({})"):
         aa.Device("cpu:0")
     assert aa.Device.parse("cpu:0") == aa.Device("cpu")

@@ -252,6 +252,10 @@ def test_optimizers_and_schedules(hint: Any) -> None:
     with hint("correct the settings of Optimizer(...)"):
         train(linear(), optimizer=aa.Optimizer(torch.optim.RMSprop, lr=0.1, speed=3))
     assert train(linear(), optimizer=aa.Optimizer(torch.optim.RMSprop, lr=0.1, alpha=0.9)).loss.size
+    with hint("pass the class, Optimizer(torch.optim.Adam, lr=1e-3), or a function of parameters and lr"):
+        train(linear(), optimizer=aa.Optimizer(lambda parameters: torch.optim.Adam(parameters, 1e-3)))
+    for own in (torch.optim.Adam, lambda parameters, lr: torch.optim.Adam(parameters, lr)):
+        assert train(linear(), optimizer=aa.Optimizer(own, lr=1e-3)).loss.size
     with hint("use another optimizer, or create it in a custom step: TrainPhase(step=function)"):
         train(linear(), optimizer=aa.Optimizer(torch.optim.LBFGS))
     assert train(linear(), optimizer=aa.Optimizer(torch.optim.NAdam)).loss.size

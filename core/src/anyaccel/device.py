@@ -90,7 +90,7 @@ def spelling(value: Any) -> str:
     kind, index = getattr(value, "type", None), getattr(value, "index", None)
     if isinstance(kind, str) and (index is None or isinstance(index, int)):
         return str(Device(kind.lower(), index or 0))  # canonical: a framework's word implies no vendor
-    raise _malformed(repr(value))
+    raise _malformed(repr(value), hint=f"write 'gpu:{value}', or 'cpu'" if type(value) is int and value >= 0 else "")
 
 
 def vendor_of(text: str) -> str:
@@ -106,7 +106,7 @@ def _split(text: str) -> tuple[str, int]:
     return ALIASES.get(match[1], (match[1], ""))[0], int(match[2] or 0)
 
 
-def _malformed(shown: str) -> DeviceParseError:
+def _malformed(shown: str, hint: str = "") -> DeviceParseError:
     available = "kind or kind:index, such as 'cpu', 'gpu:1' or 'mps'"
-    hint = "run `anyaccel devices` to list the devices of this machine"
+    hint = hint or "run `anyaccel devices` to list the devices of this machine"
     return DeviceParseError(f"{shown} does not name a device", available=available, hint=hint)

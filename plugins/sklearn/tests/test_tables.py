@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 import subprocess
 import sys
 import warnings
@@ -451,6 +452,28 @@ def test_metrics_of_several_scaled_targets_are_in_their_units():
     one = fit(table[["age", "price"]], "price", loss="mse")
     named = one.evaluate(table, metrics=[aa.Metric("mae", targets="data.price")]).metrics["mae"]
     np.testing.assert_allclose(named, np.abs(one.predict(table) - table["price"]).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (["1.03.2023", "27.03.2023"], [datetime.date(2023, 3, 1), datetime.date(2023, 3, 27)]),  # not numbers
+        (["2023-02-28", "2023-02-30"], [datetime.date(2023, 2, 28), None]),
+        (["28/02/2023", "31/02/2023"], [datetime.date(2023, 2, 28), None]),
+        (["1.234.567", "2.000.001"], [1234567, 2000001]),
+        (["1.234,5", "12,25"], [1234.5, 12.25]),
+        (["1,00,000", "2,50,000.5"], [100000, 250000.5]),
+        (["1,234.5", "$2,000"], [1234.5, 2000]),
+    ],
+)
+def test_the_code_of_a_hint_reads_what_texts_look_like(texts, values):
+    table = frame(text=texts * 120)
+    with pytest.raises(ColumnError, match="'text' is text, and 100% of its values look like") as error:
+        fit(table)
+    code = re.search(r"= (pandas\..*?); or take it", error.value.hint)[1].removesuffix(", with dayfirst=True")
+    read = eval(code, {"pandas": pd, "table": table}).iloc[:2].tolist()  # noqa: S307  # what the hint says
+    found = [None if pd.isna(value) else value.date() if hasattr(value, "date") else value for value in read]
+    assert found == values
 
 
 # -- columns of which nothing can be made ------------------------------------------------------------------------------

@@ -1065,6 +1065,8 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
             column = name.partition(".")[2]
             cast = f", or, if these are class indices, cast them: feature_set.cast({{{column!r}: 'int64'}})"
         hint = f"change the model's output_shape, or choose another column{cast}"
+        if stored.shape == output.shape and not is_floating(stored.dtype):
+            hint = "pass probabilities as float, y.astype('float32'), or class indices, y.argmax(axis=-1)"
         if len(output.shape) > 1 and output.shape[1:] == stored.shape:  # as in torch's own loss
             hint = "if the classes come first, set class_axis: Loss('cross_entropy', class_axis=1)"
     else:

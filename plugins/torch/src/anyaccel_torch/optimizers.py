@@ -498,10 +498,11 @@ def _create_own(
         made = create(parameters, lr=spec.lr, **spec.settings)
     except (TypeError, ValueError) as error:
         settings = ", ".join(("lr", *spec.settings))
-        raise SpecError(
-            f"{spec.name} cannot be created with settings {settings}: {first_line(error)}",
-            hint="correct the settings of Optimizer(...)",
-        ) from error
+        hint = "correct the settings of Optimizer(...)"
+        if not isinstance(function, type):
+            hint = "pass the class, Optimizer(torch.optim.Adam, lr=1e-3), or a function of parameters and lr"
+        problem = f"{spec.name} cannot be created with settings {settings}: {first_line(error)}"
+        raise SpecError(problem, hint=hint) from error
     if not isinstance(made, torch.optim.Optimizer):
         raise _no_optimizer(spec, available)
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import date
 from typing import Any
 
 import pyarrow as pa
@@ -14,13 +16,14 @@ from anyaccel.fitting.tables import CLASSES_OF_INTEGERS
 NUMBERS, DATES = "numbers", "dates"
 
 _MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_GROUPS = r"\d{1,3}((\.\d{3})+(,\d*)?|(,\d{2,3})*,\d{3}(\.\d*)?)"  # not 1.03.2023, a date
 _LIKE = {
-    NUMBERS: r"^\s*[-+]?\s*[$€£¥]?\s*(\d+([.,]\d*)*|[.,]\d+)([eE][-+]?\d+)?\s*[%$€£¥]?\s*$",
+    NUMBERS: rf"^\s*[-+]?\s*[$€£¥]?\s*({_GROUPS}|\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*[%$€£¥]?\s*$",
     DATES: r"(?i)^\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|"
     rf"\d{{1,2}}\.?[ -]{_MONTH}[ -]\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})([T ,].*)?$",
 }
-_THOUSANDS = r"^\s*[-+$€£¥]*\s*\d{1,3}(,\d{3})+(\.\d*)?\s*[%$€£¥]?\s*$"
-_COMMA, _SYMBOLS = r",", r"[%$€£¥]"
+_THOUSANDS = r"^\s*[-+$€£¥]*\s*\d{1,3}(,\d{2,3})*,\d{3}(\.\d*)?\s*[%$€£¥]?\s*$"
+_COMMA, _SYMBOLS, _DOTTED = r",", r"[%$€£¥]", r"\.\d{3}\.\d{3}"
 _DAY_FIRST, _MONTH_FIRST = r"^\s*(1[3-9]|2\d|3[01])[-/.]", r"^\s*\d{1,2}[-/.](1[3-9]|2\d|3[01])[-/.]"
 _YEAR_FIRST = r"^\s*\d{4}[-/.]"
 _SEPARATED = r"^\s*\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
@@ -41,10 +44,11 @@ def code_to_read(name: str, column: Any, what: str) -> str:
         is_thousands = has_comma and _share(like.filter(compute.match_substring_regex(like, _COMMA)), _THOUSANDS) == 1
         if signs or is_thousands:
             texts += f".str.replace('[{signs}{',' if is_thousands else ''} ]', '', regex=True)"
-        if has_comma and not is_thousands:
+        if (has_comma and not is_thousands) or _share(like, _DOTTED):
             texts += ".str.replace('.', '').str.replace(',', '.')"
         return f"pandas.to_numeric({texts}, errors='coerce')"
-    errors = ", errors='coerce'" if len(like) < len(column) - column.null_count else ""
+    has_others = len(like) < len(column) - column.null_count or any(map(_is_impossible, like.unique().to_pylist()))
+    errors = ", errors='coerce'" if has_others else ""
     if not _share(like, _SEPARATED):
         return f"pandas.to_datetime({texts}, format='mixed'{errors})"
     order = f"dayfirst={_share(like, _DAY_FIRST) > _share(like, _MONTH_FIRST)}"
@@ -52,6 +56,22 @@ def code_to_read(name: str, column: Any, what: str) -> str:
         return f"pandas.to_datetime({texts}, format='mixed', {order}{errors})"
     others = f"pandas.to_datetime({texts}, format='mixed', {order}, errors='coerce')"  # it would turn ISO dates round
     return f"pandas.to_datetime({texts}, format='ISO8601', errors='coerce').fillna({others})"
+
+
+def _is_impossible(text: str) -> bool:
+    """Return whether a date in numbers is not in the calendar, such as 2023-02-30."""
+    found = re.match(r"\s*(\d{1,4})[-/.](\d{1,2})[-/.](\d{1,4})", text)
+    if found is None:
+        return False
+    first, middle, last = map(int, found.groups())
+    orders = [(first, middle, last)] if len(found[1]) == 4 else [(last, middle, first), (last, first, middle)]
+    for year, month, day in orders:
+        try:
+            date(year + 2000 if year < 100 else year, month, day)
+            return False
+        except ValueError:
+            continue
+    return True
 
 
 def is_order_unknown(column: Any) -> bool:
