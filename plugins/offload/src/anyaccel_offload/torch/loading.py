@@ -128,7 +128,7 @@ def load_checkpoint_in_model(
     if problem and (strict or not chosen):
         raise StateError(problem, hint="use the checkpoint of this model, or load the matching parts with strict=False")
     if problem:
-        warnings.warn(printable(problem), UserWarning, stacklevel=3)
+        warnings.warn(printable(problem), UserWarning, stacklevel=2)
     for target, source in chosen:
         # A tensor that the checkpoint has under several names must be the same under each.
         for name in target.names:
