@@ -156,7 +156,41 @@ class ProfileSession(LoopExtension):
             yield
             return
         if not self._marks:
-            self._begin(at)
+            if not RECORDING.acquire(blocking=False):
+                raise PhaseError(
+                    f"phase {self._run.phase.label!r} has a Profile, but another phase of this process is being "
+                    "profiled",
+                    hint="run the phases one at a time",
+                )
+            with ExitStack() as until_started:
+                until_started.callback(RECORDING.release)
+                self._pipeline.synchronize()
+                self._from = at
+                assignments = self._run.plan.assignments if self._run.plan is not None else ()
+                profilers, files = [], []
+                for framework in sorted({assignment.framework for assignment in assignments}):
+                    of_framework = [assignment for assignment in assignments if assignment.framework == framework]
+                    models = {
+                        trace_name(assignment.node): getattr(self._run.graph[assignment.node], "model", None)
+                        for assignment in of_framework
+                    }
+                    stem = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
+                    path = self._profile.location / f"{stem}-{framework}.trace.json.gz"
+                    profiler = of_framework[0].backend.required(ProfilesSteps)
+                    try:
+                        context = profiler.profile_steps(
+                            path, models, [assignment.device for assignment in of_framework]
+                        )
+                        profilers.append(until_started.enter_context(context))
+                    except Exception as error:  # what each framework raises where its user records, too
+                        label, said = self._run.phase.label, str(error).partition("\n")[0]
+                        raise PhaseError(
+                            f"phase {label!r} has a Profile, but the profiler of {framework} does not start: {said}",
+                            hint="stop the profiler that is running in this process, or leave the Profile out",
+                        ) from error
+                    files.append(path)
+                self._marks, self._files = profilers, files
+                self._recording = until_started.pop_all()
         last = self._last = at + n_steps - 1
         name = f"{self._run.phase.label}: {f'step {at}' if n_steps == 1 else f'steps {at} to {last}'}"
         with ExitStack() as marks:
@@ -169,45 +203,6 @@ class ProfileSession(LoopExtension):
     @property
     def _is_done(self) -> bool:
         return self._from >= 0 and not self._marks
-
-    def _begin(self, at: int) -> None:
-        """Start the profiler of each framework.
-
-        Raises:
-            PhaseError: another run of this process is being profiled, or a profiler does not start.
-        """
-        if not RECORDING.acquire(blocking=False):
-            raise PhaseError(
-                f"phase {self._run.phase.label!r} has a Profile, but another phase of this process is being profiled",
-                hint="run the phases one at a time",
-            )
-        with ExitStack() as until_started:
-            until_started.callback(RECORDING.release)
-            self._pipeline.synchronize()
-            self._from = at
-            assignments = self._run.plan.assignments if self._run.plan is not None else ()
-            marks, files = [], []
-            for framework in sorted({assignment.framework for assignment in assignments}):
-                of_framework = [assignment for assignment in assignments if assignment.framework == framework]
-                models = {
-                    trace_name(assignment.node): getattr(self._run.graph[assignment.node], "model", None)
-                    for assignment in of_framework
-                }
-                name = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
-                path = self._profile.location / f"{name}-{framework}.trace.json.gz"
-                profiler = of_framework[0].backend.required(ProfilesSteps)
-                try:
-                    context = profiler.profile_steps(path, models, [assignment.device for assignment in of_framework])
-                    marks.append(until_started.enter_context(context))
-                except Exception as error:  # what each framework raises where its user records, too
-                    label, said = self._run.phase.label, str(error).partition("\n")[0]
-                    raise PhaseError(
-                        f"phase {label!r} has a Profile, but the profiler of {framework} does not start: {said}",
-                        hint="stop the profiler that is running in this process, or leave the Profile out",
-                    ) from error
-                files.append(path)
-            self._marks, self._files = marks, files
-            self._recording = until_started.pop_all()
 
     def ended(self) -> None:
         """End the recording and report the files, or the reason why none were written; a run does not fail because of

@@ -444,7 +444,12 @@ def convert(folder: str, file: str, node: str | None, as_json: bool) -> None:
     if weight_files.is_there(path):
         raise StateError(f"{str(path)!r} already exists", hint="choose another name, or remove it first")
     saved = find_saved(folder)
-    weights = _weights(saved)
+    weights: dict[str, dict[str, np.ndarray]] = {}
+    for saved_file in saved.files:
+        for array_name, array in shards.read(saved.storage, saved_file).items() if saved_file.group == GROUP else ():
+            node_label, _, key = array_name.partition("/")
+            if key.startswith(VALUES):
+                weights.setdefault(node_label, {})[key] = array
     if node is not None and node not in weights:
         there = ", ".join(weights) or "no node with weights"
         raise StateError(f"{saved.name!r} has no weights for a node {node!r}", available=there, hint="use one of these")
@@ -464,17 +469,6 @@ def convert(folder: str, file: str, node: str | None, as_json: bool) -> None:
         print_json({"file": str(path), "folder": saved.name, "names": list(arrays)})
     else:
         print_line(f"{path}: {len(arrays)} arrays of {', '.join(chosen)}, from {saved.name}")
-
-
-def _weights(saved: Saved) -> dict[str, dict[str, np.ndarray]]:
-    """Return parameters and buffers by node."""
-    weights: dict[str, dict[str, np.ndarray]] = {}
-    for file in saved.files:
-        for name, array in shards.read(saved.storage, file).items() if file.group == GROUP else ():
-            label, _, key = name.partition("/")
-            if key.startswith(VALUES):
-                weights.setdefault(label, {})[key] = array
-    return weights
 
 
 def _format(saved: Saved, labels: Mapping[str, object]) -> str:

@@ -253,7 +253,21 @@ def run_kit(
         file = folder / "report"
         lines = file.read_text("utf-8").splitlines() if file.exists() else []
     report = KitReport(subject, counts={name: Counter() for name in capabilities})
-    return _build_report(report, [json.loads(line) for line in lines], child)
+    told = [json.loads(line) for line in lines]
+    for line in told:
+        report.add(line)
+    if not any("end" in line for line in told):
+        # Count the test that was running when the process crashed as failed
+        last: dict[str, Any] = next((line for line in reversed(told) if "start" in line or "test" in line), {})
+        if "start" in last:
+            message = f"the process ended with status {child.returncode} in this test, and no test after it ran"
+            report.add(
+                {"test": last["start"], "capability": last["capability"], "outcome": "failed", "message": message}
+            )
+        elif not report.broken:
+            output = (child.stderr.strip() or child.stdout.strip()).splitlines()
+            report.broken = output[-1] if output else f"its process ended with status {child.returncode}"
+    return report
 
 
 def _run_pytest(folder: Path, plugin: str, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -272,25 +286,6 @@ def _run_pytest(folder: Path, plugin: str, timeout: float) -> subprocess.Complet
         raise PluginError(
             f"the kit did not finish on plugin {plugin} within {timeout:g} s", hint="allow more time with --timeout"
         ) from None
-
-
-def _build_report(
-    report: KitReport, lines: Sequence[dict[str, Any]], child: subprocess.CompletedProcess[str]
-) -> KitReport:
-    for line in lines:
-        report.add(line)
-    if not any("end" in line for line in lines):
-        # Count the test that was running when the process crashed as failed
-        last: dict[str, Any] = next((line for line in reversed(lines) if "start" in line or "test" in line), {})
-        if "start" in last:
-            message = f"the process ended with status {child.returncode} in this test, and no test after it ran"
-            report.add(
-                {"test": last["start"], "capability": last["capability"], "outcome": "failed", "message": message}
-            )
-        elif not report.broken:
-            output = (child.stderr.strip() or child.stdout.strip()).splitlines()
-            report.broken = output[-1] if output else f"its process ended with status {child.returncode}"
-    return report
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

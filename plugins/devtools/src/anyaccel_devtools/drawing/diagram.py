@@ -86,7 +86,19 @@ def build_diagram(
     for name, node in nodes.items():
         for upstream in node.upstreams:
             if isinstance(upstream, Reference):
-                arrow = Arrow(_data_box(data, upstream).id, ids[name])
+                # The box of these columns, created on first use
+                origin, stream = upstream.feature_set, getattr(upstream, "stream", None)
+                key = (origin.label, upstream.features, stream)
+                if key not in data:
+                    names = [f"{text(name, 24)} {origin.spec(name)}" for name in upstream.features[:_MAX_COLUMNS]]
+                    rest = len(upstream.features) - len(names)
+                    lines = [
+                        *names,
+                        *([f"and {rest:,} more"] if rest else []),
+                        *([f"stream {text(stream)}"] if stream else []),
+                    ]
+                    data[key] = Box(f"d{len(data)}", "data", text(origin.label), lines=tuple(lines))
+                arrow = Arrow(data[key].id, ids[name])
             else:
                 source, _, output = upstream.partition(".")
                 # Whether two nodes are known to differ in framework or device.
@@ -128,18 +140,6 @@ def _sharing(node: ModelNode, nodes: Mapping[str, Node]) -> tuple[str, ...]:
         if other is not node and isinstance(other, ModelNode) and other.model is node.model
     ]
     return (f"shares its model with {listing(others, 3)}",) if others else ()
-
-
-def _data_box(boxes: dict[Any, Box], reference: Reference) -> Box:
-    """The box of these columns, created on first use."""
-    source, stream = reference.feature_set, getattr(reference, "stream", None)
-    key = (source.label, reference.features, stream)
-    if key not in boxes:
-        names = [f"{text(name, 24)} {source.spec(name)}" for name in reference.features[:_MAX_COLUMNS]]
-        rest = len(reference.features) - len(names)
-        lines = [*names, *([f"and {rest:,} more"] if rest else []), *([f"stream {text(stream)}"] if stream else [])]
-        boxes[key] = Box(f"d{len(boxes)}", "data", text(source.label), lines=tuple(lines))
-    return boxes[key]
 
 
 def _route(source: str, target: str, plan: Plan | None) -> str:

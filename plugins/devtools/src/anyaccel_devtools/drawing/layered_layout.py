@@ -55,7 +55,12 @@ def arrange(sizes: Mapping[Key, Size], edges: Sequence[Edge], *, gap: Size = (44
     paths = {edge: _path(edge, level) for edge in edges}
     links = [pair for path in paths.values() for pair in pairwise(path)]
     extents = {**{passing: (0.0, _LANE) for path in paths.values() for passing in path[1:-1]}, **sizes}
-    layers = _layers(sizes, paths.values(), level)
+    layers: list[list[Key]] = [[] for _ in range(max(level.values(), default=-1) + 1)]
+    for key in sizes:
+        layers[level[key]].append(key)
+    for way in paths.values():
+        for i, passing in enumerate(way[1:-1], level[way[0]] + 1):
+            layers[i].append(passing)
     before, after = _neighbours(links)
     # Sort each layer by the means of its neighbours, down and up, and keep the order with the fewest crossings.
     fewest = _crossings(layers, after)
@@ -75,7 +80,12 @@ def arrange(sizes: Mapping[Key, Size], edges: Sequence[Edge], *, gap: Size = (44
         if not fewest:
             break
     across = _across(layers, links, extents, sizes, gap[1])
-    bands = _bands(layers, extents, gap[0], links)
+    # Start and end of each layer, along; the gap before a layer grows with the number of edges that enter it
+    bands: list[tuple[float, float]] = []
+    for layer in layers:
+        lines = sum(len(before.get(name, ())) for name in layer)
+        start = bands[-1][1] + gap[0] + min(4.0 * max(lines - 4, 0), 80.0) if bands else 0.0
+        bands.append((start, start + max(extents[name][0] for name in layer)))
     band_of = {name: bands[i] for i, layer in enumerate(layers) for name in layer}
     return Layout(
         {name: ((band_of[name][0] + band_of[name][1]) / 2, across[name]) for name in sizes},
@@ -109,16 +119,6 @@ def _path(edge: Edge, level: Mapping[Key, int]) -> list[Key]:
     """Return an edge as its source, a placeholder in every layer that it passes, and its target."""
     source, target = edge
     return [source, *((edge, i) for i in range(level[source] + 1, level[target])), target]
-
-
-def _layers(names: Iterable[Key], paths: Iterable[list[Key]], level: Mapping[Key, int]) -> list[list[Key]]:
-    layers: list[list[Key]] = [[] for _ in range(max(level.values(), default=-1) + 1)]
-    for name in names:
-        layers[level[name]].append(name)
-    for path in paths:
-        for i, passing in enumerate(path[1:-1], level[path[0]] + 1):
-            layers[i].append(passing)
-    return layers
 
 
 def _neighbours(links: Iterable[Edge]) -> tuple[dict[Key, list[Key]], dict[Key, list[Key]]]:
@@ -206,16 +206,3 @@ def _packed(
         blocks.append(block)
     starts = [start for start, _, count in blocks for _ in range(count)]
     return {name: start + offset for name, start, offset in zip(layer, starts, offsets, strict=True)}
-
-
-def _bands(
-    layers: Sequence[Sequence[Key]], extents: Mapping[Key, Size], gap: float, links: Sequence[Edge]
-) -> list[tuple[float, float]]:
-    """Start and end of each layer, along; the gap before a layer grows with the number of edges that enter it."""
-    before, _ = _neighbours(links)
-    bands: list[tuple[float, float]] = []
-    for layer in layers:
-        lines = sum(len(before.get(name, ())) for name in layer)
-        start = bands[-1][1] + gap + min(4.0 * max(lines - 4, 0), 80.0) if bands else 0.0
-        bands.append((start, start + max(extents[name][0] for name in layer)))
-    return bands

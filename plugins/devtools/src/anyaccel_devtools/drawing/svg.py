@@ -43,7 +43,15 @@ def svg(diagram: Diagram) -> Markup:
     sizes: dict[Key, Size] = {name: (card.width, card.height) for name, card in cards.items()}
     sizes |= {name: (text_width(arrow.label, _TEXT_SIZE) + 14, 20.0) for name, arrow in pills.items()}
     edges = {edge: arrow for i, arrow in enumerate(diagram.arrows) for edge in _edges(i, arrow)}
-    drawing = _narrower_layout(sizes, list(edges))
+    # From left to right if that fits, otherwise in the narrower of both directions.
+    pairs = list(edges)
+    right = OrientedLayout(arrange(sizes, pairs), sizes, False)
+    if right.size[0] <= _MAX_DIAGRAM_WIDTH:
+        drawing = right
+    else:
+        turned: dict[Key, Size] = {name: (height, width) for name, (width, height) in sizes.items()}
+        down = OrientedLayout(arrange(turned, pairs, gap=(40.0, 26.0)), turned, True)
+        drawing = min(right, down, key=lambda layout: layout.size[0])
     width = max(drawing.size[0], 380.0)
     legend: list[Markup] = []
     x, y, widest = 0.0, 0.0, 0.0
@@ -85,16 +93,6 @@ def _document(diagram: Diagram, body: Iterable[Markup], width: float, height: fl
 def _edges(i: int, arrow: Arrow) -> list[Edge]:
     """Return edges of the layout for an arrow; its label is a box on the way, so that nothing overlaps it."""
     return [(arrow.source, f"e{i}"), (f"e{i}", arrow.target)] if arrow.label else [(arrow.source, arrow.target)]
-
-
-def _narrower_layout(sizes: dict[Key, Size], edges: list[Edge]) -> OrientedLayout:
-    """Lay out from left to right if that fits, otherwise in the narrower of both directions."""
-    right = OrientedLayout(arrange(sizes, edges), sizes, False)
-    if right.size[0] <= _MAX_DIAGRAM_WIDTH:
-        return right
-    turned: dict[Key, Size] = {name: (height, width) for name, (width, height) in sizes.items()}
-    down = OrientedLayout(arrange(turned, edges, gap=(40.0, 26.0)), turned, True)
-    return min(right, down, key=lambda layout: layout.size[0])
 
 
 # -- edges -------------------------------------------------------------------------------------------------------------

@@ -56,7 +56,14 @@ def weighted_loss(
     """Return a named loss with settings as (sum, weight); `weights` belong to its samples, or also to its positions."""
     y = outputs.astype(np.float64)
     if name == "cross_entropy":
-        losses, counts = _cross_entropies(y, targets, settings)
+        y = np.moveaxis(y, settings.get("class_axis", -1), -1)
+        n_classes, smoothing = y.shape[-1], settings.get("label_smoothing", 0.0)
+        of_classes = np.asarray(settings.get("class_weights", [1.0] * n_classes))
+        sizes = targets != settings.get("ignore_index", -1)
+        index = np.where(sizes, targets, 0)
+        q = np.eye(n_classes)[index] * (1 - smoothing) + smoothing / n_classes
+        log_probabilities = y - np.log(np.exp(y).sum(-1, keepdims=True))
+        losses, counts = -(of_classes * q * log_probabilities).sum(-1), of_classes[index] * sizes
     else:
         losses = _ELEMENTS[name](y, targets.astype(np.float64))
         counts = np.ones(losses.shape)
@@ -68,18 +75,6 @@ def weighted_loss(
     factor = factor.reshape(*factor.shape, *[1] * (losses.ndim - factor.ndim - len(shared)))
     means, counts = losses.mean(axis=shared), counts.mean(axis=shared)
     return float(np.where(factor * counts == 0, 0.0, factor * means).sum()), float((factor * counts).sum())
-
-
-def _cross_entropies(y: Array, targets: Array, settings: Mapping[str, Any]) -> tuple[Array, Array]:
-    """Return the cross-entropy of each position with a class index, and the weight of the position."""
-    y = np.moveaxis(y, settings.get("class_axis", -1), -1)
-    n_classes, smoothing = y.shape[-1], settings.get("label_smoothing", 0.0)
-    of_classes = np.asarray(settings.get("class_weights", [1.0] * n_classes))
-    counts = targets != settings.get("ignore_index", -1)
-    index = np.where(counts, targets, 0)
-    q = np.eye(n_classes)[index] * (1 - smoothing) + smoothing / n_classes
-    log_probabilities = y - np.log(np.exp(y).sum(-1, keepdims=True))
-    return -(of_classes * q * log_probabilities).sum(-1), of_classes[index] * counts
 
 
 _ELEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
