@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,10 +17,203 @@ from anyaccel.adapter.custom_step import StepCompiler, UpdateTables, check_argum
 from anyaccel.adapter.optimizer_step import OptimizerStep
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_functions import SegmentLayout
-from anyaccel.segment import Segment
-from anyaccel_jax.models.base import LIBRARIES
+from anyaccel.errors import PhaseError
+from anyaccel.segment import Path, Segment
+from anyaccel_jax.models.base import LIBRARIES, AsReturned, Model
 from anyaccel_jax.ops import JaxOps
-from anyaccel_jax.train_state import NodeFunctions, TrainState, check_after
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NodeFunctions:
+    """The constants of a node: compared by identity, because compiled steps hold them.
+
+    Attributes:
+        label: Label of the node.
+        model: Its model as a pure function.
+        trainable: Whether it learns.
+        group: Name of its parameter group; `""` if it does not learn.
+        sharing: Labels of the other nodes that learn with the same optimizer.
+        optimizer: Updates of all groups.
+    """
+
+    label: str
+    model: Model
+    trainable: bool
+    group: str
+    sharing: tuple[str, ...]
+    optimizer: OptimizerStep
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """A node of the graph in a training step: values, and functions that return new values. It never changes itself.
+
+    Attributes:
+        params: Trained arrays by name, as in `graph.state()`; pass them to `jax.grad`.
+        buffers: The other arrays of the model by name, such as running statistics.
+        opt_state: Slots of the optimizer, by name of parameter and of slot.
+        step: Number of updates so far, an int32 scalar.
+        key: A key of `jax.random`, another one in each step and node.
+    """
+
+    params: dict[str, Any]
+    buffers: dict[str, Any]
+    opt_state: dict[str, dict[str, Any]]
+    step: Any
+    key: Any
+    tables: dict[str, Any] = field(repr=False)
+    first: Any = field(repr=False)
+    functions: NodeFunctions = field(repr=False, metadata={"static": True})
+
+    def apply(
+        self,
+        params: Arrays,
+        *inputs: Any,
+        train: bool | None = None,
+        key: Any = None,
+        buffers: Arrays | None = None,
+        **named: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the model's result for these parameters and inputs, unchanged, and its new buffers.
+
+        Args:
+            params: Parameters like `self.params`.
+            inputs: [batch, ...] each, and more by keyword.
+            train: Mode; by default training, and evaluation for a frozen node.
+            key: Key that determines everything random in the model; by default that of this step, so that two calls
+                have the same random numbers.
+            buffers: Buffers like `self.buffers`, such as those of another call.
+        """
+        arguments: list[Path] = [*((i,) for i in range(len(inputs))), *((name,) for name in named)]
+        mode = self.functions.trainable if train is None else train
+        before = self.buffers if buffers is None else buffers
+        (result,), after = self.functions.model.apply(
+            params,
+            before,
+            [*inputs, *named.values()],
+            mode,
+            self.key if key is None else key,
+            AsReturned(arguments if named else ()),
+        )
+        return result, dict(before if after is None else after)
+
+    def apply_gradients(self, grads: Arrays, *, value: Any = None, **changes: Any) -> TrainState:
+        """Return the state after one update by the node's optimizer, with its schedule and clipping.
+
+        Args:
+            grads: Gradients like `params`, or a part of it; other parameters do not change.
+            value: The loss, for optimizers that need it (`optax.contrib.reduce_on_plateau`).
+            changes: Other attributes to replace, such as `buffers`.
+
+        Raises:
+            PhaseError: the node is frozen, or has no such parameters, or is clipped together with others, or its
+                optimizer needs the value of the loss.
+        """
+        functions = self.functions
+        self._check_update(grads, value)
+        optimizer, group, label = functions.optimizer, functions.group, functions.label
+        gradients = {label: dict(grads)}
+        limit = optimizer.clip_norms.get(group)
+        factor = None if limit is None else optimizer.clip_factor(limit, [optimizer.gradient_stats(gradients)[0]])
+        row = self.step - self.first
+        scalars = {name: jnp.take(t, row, mode="fill", fill_value=jnp.nan) for name, t in self.tables.items()}
+        coefficients = optimizer.with_value(group, {label: scalars}, value)
+        after, slots = optimizer.update(
+            group, {label: self.params}, {label: self.opt_state}, gradients, coefficients, factor
+        )
+        return replace(
+            self,
+            params={**self.params, **after[label]},
+            opt_state={**self.opt_state, **slots[label]},
+            step=self.step + 1,
+            **changes,
+        )
+
+    def replace(self, **changes: Any) -> TrainState:
+        """Return the same with other attributes, such as `buffers`."""
+        return replace(self, **changes)
+
+    def _check_update(self, grads: Arrays, value: Any) -> None:
+        functions = self.functions
+        problem = f"node {functions.label!r} cannot be updated"
+        if not functions.trainable:
+            raise PhaseError(f"{problem}: it is frozen", hint="return its state unchanged, or unfreeze the node")
+        unknown = [name for name in grads if name not in self.params] if isinstance(grads, Mapping) else None
+        if unknown is None or unknown or not grads:
+            what = (
+                f"no parameter {unknown[0]!r}"
+                if unknown
+                else f"gradients must be a dict like params, got {grads!r:.60}"
+            )
+            hint = "pass jax.grad(loss)(state.params) with the params of the same node"
+            raise PhaseError(f"{problem}: {what}", available=", ".join(self.params), hint=hint)
+        if functions.sharing and functions.group in functions.optimizer.clip_norms:
+            raise PhaseError(
+                f"{problem} alone: it shares an optimizer with clip_norm with {', '.join(functions.sharing)}, and "
+                "their gradients are clipped together",
+                hint="use a separate optimizer for each node: ModelNode(..., optimizer=Optimizer(..., clip_norm=...))",
+            )
+        if value is None and functions.optimizer.rule_of(functions.group, functions.label).needs_value:
+            hint = "write apply_gradients(grads, value=loss)"
+            raise PhaseError(f"{problem}: its optimizer needs the value of the loss", hint=hint)
+
+
+State = dict[str, TrainState]
+
+
+def check_after(before: State, result: Any) -> tuple[State, Any]:
+    """Return the state and the figures of a step.
+
+    Raises:
+        PhaseError: they are not such a pair; or the state has other nodes, names, shapes or dtypes, or changes frozen
+            values.
+    """
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
+        raise PhaseError(
+            f"the step returned a {type(result).__name__} instead of the new state and its figures",
+            hint="write return state, {'loss': loss}, where state is a dict like the given one",
+        )
+    after = dict(result[0])
+    if sorted(after) != sorted(before) or not all(isinstance(s, TrainState) for s in after.values()):
+        raise PhaseError(
+            f"the step returned a state of {', '.join(map(str, after)) or 'no nodes'}",
+            available=f"one TrainState for each of {', '.join(before)}",
+            hint="write return {**state, 'NODE': changed}, ...",
+        )
+    for label, state in after.items():
+        _check_same(label, before[label], state)
+    return after, result[1]
+
+
+def _check_same(label: str, before: TrainState, after: TrainState) -> None:
+    for name in ("params", "buffers", "opt_state", "step"):
+        old, new = getattr(before, name), getattr(after, name)
+        if _specs(old) != _specs(new):
+            leaves = jax.tree_util.tree_leaves_with_path(old)[:4]
+            raise PhaseError(
+                f"the step returned {name} of node {label!r} with other names, shapes or dtypes",
+                cause=", ".join(
+                    f"{jax.tree_util.keystr(p, simple=True, separator='.')} {jnp.shape(x)}" for p, x in leaves
+                ),
+                hint="return arrays like those in the state",
+            )
+        unchanged = all(map(lambda x, y: x is y, jax.tree.leaves(old), jax.tree.leaves(new)))
+        if not before.functions.trainable and not unchanged:
+            raise PhaseError(
+                f"the step changed {name} of node {label!r}, which is frozen",
+                hint="return its state unchanged, or unfreeze the node",
+            )
+
+
+def _specs(tree: Any) -> list[Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(path, jnp.shape(leaf), jnp.result_type(leaf)) for path, leaf in leaves]
+
+
+# -- CustomStep: runs the step, compiled where possible ----------------------------------------------------------------
 
 _EXAMPLE = "def step(state, batch): ... return {**state, 'NODE': changed}, {'loss': loss}"
 

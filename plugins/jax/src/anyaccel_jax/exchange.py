@@ -80,7 +80,21 @@ class JaxExchange(JaxPlacement, Exchange):
             return self.move(foreign, device)
         if isinstance(foreign, (np.generic, np.ndarray)) and not _is_exportable(foreign):
             return self.from_host(np.asarray(foreign), device)
-        array = _from_foreign(foreign)
+        import jax
+
+        if isinstance(foreign, np.ndarray):
+            check_dtype(foreign.dtype)
+        try:
+            if not hasattr(foreign, "__dlpack__"):
+                raise TypeError("it has no __dlpack__")
+            array = jax.dlpack.from_dlpack(_without_gaps(foreign))
+        except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            raise MoveError(
+                f"JAX cannot import a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
+                cause=first_line(error),
+                hint="pass a plain array without gradients, or go through host memory with from_host",
+            ) from error
+        _check_kept_dtype(array, foreign)
         return array if array.device is self.jax_device(device) else self.move(array, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
@@ -102,25 +116,6 @@ class JaxExchange(JaxPlacement, Exchange):
 
         with translate_errors("the losses of training steps"):
             return np.array([float(value) for value in jax.device_get(list(values))], dtype=np.float64)
-
-
-def _from_foreign(foreign: Any) -> Any:
-    import jax
-
-    if isinstance(foreign, np.ndarray):
-        check_dtype(foreign.dtype)
-    try:
-        if not hasattr(foreign, "__dlpack__"):
-            raise TypeError("it has no __dlpack__")
-        array = jax.dlpack.from_dlpack(_without_gaps(foreign))
-    except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise MoveError(
-            f"JAX cannot import a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
-            cause=first_line(error),
-            hint="pass a plain array without gradients, or go through host memory with from_host",
-        ) from error
-    _check_kept_dtype(array, foreign)
-    return array
 
 
 def _is_exportable(array: Any) -> bool:

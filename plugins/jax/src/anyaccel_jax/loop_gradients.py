@@ -54,7 +54,12 @@ class LossGradients:
         part = _part_of(model)
         tree = (args, settings, mask)
         if self._n_micro == 1:
-            value, grads, carried, aux = self._at_once(part, tree)
+
+            def objective(trained: Any) -> tuple[Any, Any]:
+                total, count, carried, aux = self._terms(part, trained, part.rest, tree)
+                return (total if count is None else total / jnp.maximum(count, 1)), (carried, aux)
+
+            (value, (carried, aux)), grads = jax.value_and_grad(objective, has_aux=True)(part.trained)
         else:
             value, grads, carried = self._in_parts(part, tree)
             aux = None
@@ -85,14 +90,6 @@ class LossGradients:
             return leaf.astype(self._dtype) if is_wide else leaf
 
         return jax.tree.map(cast, tree)
-
-    def _at_once(self, part: _Part, tree: Any) -> tuple[Any, Any, Any, Any]:
-        def objective(trained: Any) -> tuple[Any, Any]:
-            total, count, carried, aux = self._terms(part, trained, part.rest, tree)
-            return (total if count is None else total / jnp.maximum(count, 1)), (carried, aux)
-
-        (value, (carried, aux)), grads = jax.value_and_grad(objective, has_aux=True)(part.trained)
-        return value, grads, carried, aux
 
     def _in_parts(self, part: _Part, tree: Any) -> tuple[Any, Any, Any]:
         """Compute micro-batches: number i has the rows i, i + n_micro, ..., so that no row leaves its device; the rest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -30,11 +29,7 @@ def scalar_loss(loss: Loss) -> Loss:
     library = keras_library()
     if library.is_loss(loss.own):
         return Loss(library.loss_function(loss, jnp.mean))
-    return Loss(_with_dtypes(make_loss(loss), loss.name))
-
-
-def _with_dtypes(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return the function with an error of anyaccel where a loss of Optax in it needs integers, as class indices."""
+    function = make_loss(loss)
 
     @wraps(function, updated=())
     def call(*arguments: Any) -> Any:
@@ -45,10 +40,10 @@ def _with_dtypes(function: Callable[..., Any], name: str) -> Callable[..., Any]:
                 raise
             shown = ", ".join(f"{value.dtype}{list(value.shape)}" for value in arguments)
             raise SpecError(
-                f"the loss {name!r} needs integer targets, but it was called with {shown}",
+                f"the loss {loss.name!r} needs integer targets, but it was called with {shown}",
                 cause=str(error),
                 hint="cast class indices: feature_set.cast({'y': 'int32'}), or y.astype('int32')",
             ) from error
 
-    call.__name__ = name
-    return call
+    call.__name__ = loss.name
+    return Loss(call)

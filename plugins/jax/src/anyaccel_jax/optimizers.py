@@ -43,7 +43,14 @@ class OptaxRule(UpdateRule):
         super().__init__(optimizer)
         self._structures: dict[Any, Any] = {}
         transformation = self._transformation(optimizer.lr)
-        _check_transformation(transformation, optimizer)
+        if not (callable(getattr(transformation, "init", None)) and callable(getattr(transformation, "update", None))):
+            is_own = transformation is optimizer.own
+            is_not = "is not a gradient transformation" if is_own else f"returns a {type(transformation).__name__}"
+            raise SpecError(
+                f"the optimizer {optimizer.name} {is_not}",
+                available="gradient transformations with init and update, as Optax creates them",
+                hint="pass the transformation itself, optimizer=optax.adam(1e-3), or a named optimizer",
+            )
         if tree is not None:
             self._tree = tree
             self.needs_value = self._check_update()
@@ -73,13 +80,6 @@ class OptaxRule(UpdateRule):
             raise
         except Exception as error:
             raise self._tree_error(error) from error
-
-    def _state_structure(self, parameters: Arrays) -> Any:
-        """Return the state with shapes instead of values; it is cached for steps that are not compiled."""
-        key = tuple((name, array.shape, array.dtype) for name, array in parameters.items())
-        if key not in self._structures:
-            self._structures[key] = jax.eval_shape(self._initial_state, dict(parameters))
-        return self._structures[key]
 
     def _tree_error(self, error: Exception) -> SpecError:
         tree = self._tree
@@ -161,7 +161,10 @@ class OptaxRule(UpdateRule):
     ) -> tuple[dict[str, Any], Slots]:
         """Update all parameters."""
         tree, rate, before = self._tree, coefficients["rate"], {name: parameters[name] for name in gradients}
-        state = self._with_rate(tree.join_state(self._state_structure(before), before, slots), rate)
+        key = tuple((name, array.shape, array.dtype) for name, array in before.items())
+        if key not in self._structures:
+            self._structures[key] = jax.eval_shape(self._initial_state, dict(before))
+        state = self._with_rate(tree.join_state(self._structures[key], before, slots), rate)
         transformation = self._transformation(rate)
         more = {"value": coefficients["value"]} if self.needs_value else {}
         updates, after = transformation.update(tree.join(gradients), state, tree.join(before), **more)
@@ -233,17 +236,6 @@ def _parameter_names(function: Any) -> set[str]:
         return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return set()
-
-
-def _check_transformation(value: Any, optimizer: Optimizer) -> None:
-    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
-        is_own = value is optimizer.own
-        is_not = "is not a gradient transformation" if is_own else f"returns a {type(value).__name__}"
-        raise SpecError(
-            f"the optimizer {optimizer.name} {is_not}",
-            available="gradient transformations with init and update, as Optax creates them",
-            hint="pass the transformation itself, optimizer=optax.adam(1e-3), or a named optimizer",
-        )
 
 
 def _shapes(slots: Slots) -> dict[str, dict[str, tuple[int, ...]]]:

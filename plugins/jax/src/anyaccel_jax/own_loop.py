@@ -166,7 +166,15 @@ class JaxLoop(Loop):
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
         for value in objects:
-            _check_preparable(value)
+            is_model = is_keras(value) or is_own_model(value)
+            if is_model or not any(
+                isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(_contents(value))
+            ):
+                raise DataError(
+                    f"prepare() cannot prepare a {type(value).__name__}",
+                    available="pytrees of arrays, NNX and Equinox modules, states of Flax and Optax, and loaders",
+                    hint="write state, loader = loop.prepare(state, loader)",
+                )
             if self._states.holds(value):
                 raise ConfigError(
                     f"this {type(value).__name__} is prepared already",
@@ -174,30 +182,27 @@ class JaxLoop(Loop):
                     "jax.tree.map(jnp.copy, state)",
                 )
         if self.num_processes > 1:
-            self._check_alike(objects)
+            own = {
+                f"{number}/{name}": _digest(leaf)
+                for number, value in enumerate(objects)
+                for name, leaf in _named(value).items()
+                if not _is_global(leaf)
+            }
+            every = self._processes.gather_plain(own, "in loop.prepare()")
+            for rank, other in enumerate(every):
+                name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
+                if name is not None:
+                    number, _, path = name.partition("/")
+                    raise DataError(
+                        f"the processes have different states: {path!r} of process {rank} differs from process 0",
+                        cause=f"one {type(objects[int(number)]).__name__}, created in the same way in all processes",
+                        hint="create it from the same key in all processes: jax.random.key(0)",
+                    )
         placed = [self._placed(value) for value in objects]
         if not frozen:
             self._states.prepared += [_Prepared(value) for value in placed]
             self._undo += [self._states.prepared.pop] * len(placed)
         return placed
-
-    def _check_alike(self, objects: Sequence[Any]) -> None:
-        own = {
-            f"{number}/{name}": _digest(leaf)
-            for number, value in enumerate(objects)
-            for name, leaf in _named(value).items()
-            if not _is_global(leaf)
-        }
-        every = self._processes.gather_plain(own, "in loop.prepare()")
-        for rank, other in enumerate(every):
-            name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
-            if name is not None:
-                number, _, path = name.partition("/")
-                raise DataError(
-                    f"the processes have different states: {path!r} of process {rank} differs from process 0",
-                    cause=f"one {type(objects[int(number)]).__name__}, created in the same way in all processes",
-                    hint="create it from the same key in all processes: jax.random.key(0)",
-                )
 
     def _placed(self, value: Any) -> Any:
         placing = self._placing
@@ -610,13 +615,35 @@ class _CompiledStep:
                     f"{self._name} does not compute a loss with the loop, which has precision='bf16-mixed'",
                     hint="write value, grads = loop.value_and_grad(loss)(params, x, y), or leave precision out",
                 )
-            self._told = self._places(result, trees)
+            if len(trees) == 1 and trees[0].is_like(result):
+                self._told = [(trees[0], -1)]
+            else:
+                values = list(result) if isinstance(result, (tuple, list)) else []
+                places: list[tuple[_Prepared, int]] = []
+                for prepared in trees:
+                    taken = {place for _, place in places}
+                    place = next((i for i, v in enumerate(values) if i not in taken and prepared.is_like(v)), None)
+                    if place is None:
+                        raise ConfigError(
+                            f"{self._name} does not return a new state with the structure "
+                            f"and shapes of the {type(prepared.value).__name__} that it receives",
+                            available="a function that returns the new state, alone or first: return state, value",
+                            hint="compile functions that only evaluate with jax.jit(evaluate)",
+                        )
+                    places.append((prepared, place))
+                self._told = places
             if self._placing.is_plain:
                 return result
             for position, prepared in states.items():
                 if is_nnx(prepared.value):
                     _mapped_with(_pinned, args[position], prepared.value)
-            return self._where_they_were(result)
+            for prepared, place in self._told:
+                value = _mapped_with(_pinned, result if place < 0 else result[place], prepared.value)
+                if place < 0:
+                    return value
+                parts = [value if i == place else part for i, part in enumerate(result)]
+                result = result._make(parts) if hasattr(result, "_make") else type(result)(parts)
+            return result
 
         update_wrapper(traced, step)
         if len(trees) < len(states):
@@ -642,35 +669,6 @@ class _CompiledStep:
                     states[position] = prepared
                     break
         return states
-
-    def _places(self, result: Any, trees: Sequence[_Prepared]) -> list[tuple[_Prepared, int]]:
-        """Return the positions of new states in a step's result; -1 means the whole result."""
-        if len(trees) == 1 and trees[0].is_like(result):
-            return [(trees[0], -1)]
-        values = list(result) if isinstance(result, (tuple, list)) else []
-        places: list[tuple[_Prepared, int]] = []
-        for prepared in trees:
-            taken = {place for _, place in places}
-            place = next((i for i, v in enumerate(values) if i not in taken and prepared.is_like(v)), None)
-            if place is None:
-                raise ConfigError(
-                    f"{self._name} does not return a new state with the structure "
-                    f"and shapes of the {type(prepared.value).__name__} that it receives",
-                    available="a function that returns the new state, alone or first: return state, value",
-                    hint="compile functions that only evaluate with jax.jit(evaluate)",
-                )
-            places.append((prepared, place))
-        return places
-
-    def _where_they_were(self, result: Any) -> Any:
-        """Return a step's result, with new states on the devices of the prepared ones."""
-        for prepared, place in self._told:
-            value = _mapped_with(_pinned, result if place < 0 else result[place], prepared.value)
-            if place < 0:
-                return value
-            parts = [value if i == place else part for i, part in enumerate(result)]
-            result = result._make(parts) if hasattr(result, "_make") else type(result)(parts)
-        return result
 
 
 class _Prepared:
@@ -911,16 +909,6 @@ def _holds_arrays(batch: Any) -> bool:
         if type(item) is not np.ndarray:
             return False
     return len(batch) > 0
-
-
-def _check_preparable(value: Any) -> None:
-    is_model = is_keras(value) or is_own_model(value)
-    if is_model or not any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(_contents(value))):
-        raise DataError(
-            f"prepare() cannot prepare a {type(value).__name__}",
-            available="pytrees of arrays, NNX and Equinox modules, states of Flax and Optax, and loaders",
-            hint="write state, loader = loop.prepare(state, loader)",
-        )
 
 
 def _contents(value: Any) -> Any:

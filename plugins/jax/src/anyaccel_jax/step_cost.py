@@ -74,7 +74,9 @@ class _Node:
 
     def kept(self, inputs: tuple[Any, ...]) -> int:
         """Return the bytes of the result of `jax.vjp`, without its arguments."""
-        active = [want and _is_floating(x) for want, x in zip(self._wanted, inputs, strict=True)]
+        active = [
+            want and bool(jnp.issubdtype(x.dtype, jnp.inexact)) for want, x in zip(self._wanted, inputs, strict=True)
+        ]
 
         def forward(values: Any, inputs: tuple[Any, ...]) -> Any:
             def differentiated(parameters: Any, traced: list[Any]) -> Any:
@@ -93,10 +95,6 @@ class _Node:
         passed = {id(variable) for variable in (*jaxpr.invars, *jaxpr.constvars)}
         made: dict[int, Any] = {id(x): x.aval for x in jaxpr.outvars if isinstance(x, Var) and id(x) not in passed}
         return sum(int(aval.size) * aval.dtype.itemsize for aval in made.values())
-
-
-def _is_floating(array: Any) -> bool:
-    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
 def _abstract(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -56,7 +56,9 @@ def compile_loop(
         return _run_loop(body, has_convolutions, state, rest, table, numbers, count)
 
     def training_step(state: Any, rest: Any, table: Any, numbers: Any, first: Any, results: Any) -> Any:
-        return _run_single(body, state, rest, table, numbers, first, results)
+        behind = steps_behind(state, _as_integer)
+        state, result = body(state, rest, _row(table, numbers, 0, behind))
+        return state, results.at[numbers[2] - first[2]].set(result), _advance(numbers, jnp.int32(1))
 
     named_after(body, training_steps, "loop")
     named_after(body, training_step, "single")
@@ -163,7 +165,14 @@ class _LoopOrSteps:
 
     def __call__(self, state: Any, rest: Any, table: Any, numbers: Any, count: Any, size: int) -> tuple[Any, Any, Any]:
         if self._chosen is None:
-            state = self._choose(state, rest, table, numbers)
+            chosen: RunSteps = self._run_loop
+            if _is_cpu(numbers.devices()):
+                state, results, _ = self._loop(state, rest, table, numbers, self._put(np.int32(0), numbers.sharding))
+                one_by_one = partial(self._run_one_by_one, (results.shape, results.dtype))
+                arguments = (state, rest, table, numbers)
+                if self._has_convolutions() and not (self._times_ways and self._loop_is_faster(one_by_one, arguments)):
+                    chosen = one_by_one
+            self._chosen = chosen
         assert self._chosen is not None
         return self._chosen(state, rest, table, numbers, count, size)
 
@@ -176,18 +185,6 @@ class _LoopOrSteps:
             step = lowered(self._step, state, rest, table, numbers, numbers, results)
             nbytes = max(nbytes, compiled_memory(step) + math.prod(results.shape) * results.dtype.itemsize)
         return nbytes
-
-    def _choose(self, state: Any, rest: Any, table: Any, numbers: Any) -> Any:
-        """Return the state, in other memory if the loop does not store it."""
-        chosen: RunSteps = self._run_loop
-        if _is_cpu(numbers.devices()):
-            state, results, _ = self._loop(state, rest, table, numbers, self._put(np.int32(0), numbers.sharding))
-            one_by_one = partial(self._run_one_by_one, (results.shape, results.dtype))
-            arguments = (state, rest, table, numbers)
-            if self._has_convolutions() and not (self._times_ways and self._loop_is_faster(one_by_one, arguments)):
-                chosen = one_by_one
-        self._chosen = chosen
-        return state
 
     def _loop_is_faster(self, one_by_one: RunSteps, arguments: tuple[Any, ...]) -> bool:
         sharding = arguments[-1].sharding
@@ -221,25 +218,6 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 # -- in traced functions ---------------------------------------------------------------------------------------------
-
-
-def _run_single(
-    body: StepFunction, state: Any, rest: Any, table: Any, numbers: Any, first: Any, results: Any
-) -> tuple[Any, Any, Any]:
-    """Run one step; return the new state, the results with its own, and the numbers of the next step.
-
-    Args:
-        body: The step.
-        state: Values that change.
-        rest: Values that do not.
-        table: Scalars of steps.
-        numbers: Numbers of this step.
-        first: Numbers of the first step of the call.
-        results: Results of the previous steps.
-    """
-    behind = steps_behind(state, _as_integer)
-    state, result = body(state, rest, _row(table, numbers, 0, behind))
-    return state, results.at[numbers[2] - first[2]].set(result), _advance(numbers, jnp.int32(1))
 
 
 def _run_loop(
@@ -289,6 +267,11 @@ def _advance(numbers: Any, count: Any) -> Any:
     return numbers + jnp.stack([count * batch_size, count * draws_per_step, count, 0 * count, 0 * count])
 
 
+def _steps_per_gather(batch_size: int, columns: Any) -> int:
+    row_bytes: int = sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
+    return steps_gathered_at_once(batch_size * row_bytes)
+
+
 def _gather_block(rest: Any, begin: Any, size: int) -> tuple[Any, Any]:
     """Return `rest` with the next rows of each column instead of columns and orders, and the position of the first.
 
@@ -302,8 +285,3 @@ def _gather_block(rest: Any, begin: Any, size: int) -> tuple[Any, Any]:
         for column, order in zip(rest["columns"], rest["orders"], strict=True)
     )
     return {**rest, "columns": columns, "orders": (None,) * len(columns)}, begin - first
-
-
-def _steps_per_gather(batch_size: int, columns: Any) -> int:
-    row_bytes: int = sum(math.prod(column.shape[1:]) * column.dtype.itemsize for column in columns)
-    return steps_gathered_at_once(batch_size * row_bytes)

@@ -27,7 +27,14 @@ class JaxProfiler(ProfilesSteps):
                 yield jax.profiler.TraceAnnotation
             finally:
                 jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
-                _write(Path(folder), path, nodes)
+                content = next(
+                    Path(folder).rglob("*.xplane.pb")
+                ).read_bytes()  # the trace beside it does not say which program ran
+                planes = jax.profiler.ProfileData.from_serialized_xspace(content).planes
+                events = [event for number, plane in enumerate(planes, start=1) for event in _events(plane, number)]
+                is_cached = bool(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
+                with_nodes(events, xla_programs(content), {name: name for name in nodes}, numbers_hold=not is_cached)
+                write_trace(path, events)
 
 
 def _start(folder: str) -> None:
@@ -37,15 +44,6 @@ def _start(folder: str) -> None:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     jax.profiler.start_trace(folder, profiler_options=options)
-
-
-def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
-    content = next(folder.rglob("*.xplane.pb")).read_bytes()  # the trace beside it does not say which program ran
-    planes = jax.profiler.ProfileData.from_serialized_xspace(content).planes
-    events = [event for number, plane in enumerate(planes, start=1) for event in _events(plane, number)]
-    is_cached = bool(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
-    with_nodes(events, xla_programs(content), {name: name for name in nodes}, numbers_hold=not is_cached)
-    write_trace(path, events)
 
 
 def _events(plane: Any, process: int) -> Iterator[dict[str, Any]]:

@@ -49,7 +49,18 @@ class Equinox(Model):
 
     def __init__(self, module: eqx.Module, state: eqx.nn.State | None = None) -> None:
         if state is None:
-            module, state = _with_state(module)
+            if not any(map(_is_state_index, jax.tree.leaves(module, is_leaf=_is_state_index))):
+                module, state = module, None
+            else:
+                try:
+                    pair: tuple[Any, Any] = eqx.nn.make_with_state(lambda: module)()
+                except ValueError as error:
+                    raise ShapeError(
+                        f"the state of {type(module).__name__} is missing",
+                        cause="it was created by eqx.nn.make_with_state, which returns module and state",
+                        hint="pass both to the node: anyaccel_jax.Equinox(module, state)",
+                    ) from error
+                module, state = pair
         arrays, self._static = eqx.partition(module, eqx.is_array)
         self._arrays, self._state = NamedTree(arrays), None if state is None else NamedTree(state)
         copied = {name: copy_array(leaf) for name, leaf in named_leaves(arrays).items()}
@@ -132,21 +143,6 @@ class Equinox(Model):
         if self._state is None:
             return None
         return self._state.unflatten({name: buffers[_STATE + name] for name in self._state.names})
-
-
-def _with_state(module: Any) -> tuple[Any, Any]:
-    """Return the module and the initial state of its layers; None if they have no state."""
-    if not any(map(_is_state_index, jax.tree.leaves(module, is_leaf=_is_state_index))):
-        return module, None
-    try:
-        pair: tuple[Any, Any] = eqx.nn.make_with_state(lambda: module)()
-    except ValueError as error:
-        raise ShapeError(
-            f"the state of {type(module).__name__} is missing",
-            cause="it was created by eqx.nn.make_with_state, which returns module and state",
-            hint="pass both to the node: anyaccel_jax.Equinox(module, state)",
-        ) from error
-    return pair
 
 
 def _is_module(obj: Any) -> bool:

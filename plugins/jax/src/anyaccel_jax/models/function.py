@@ -127,15 +127,7 @@ class Function(Model):
         tree, state = self._tree.unflatten({**parameters, **buffers}), self._state_from(buffers)
         if self._state is None:
             return outputs_of(self._apply(tree, *arguments, **named, **keywords), layout), None
-        result, after = self._checked(state, self._apply(tree, state, *arguments, **named, **keywords))
-        return outputs_of(result, layout), {**buffers, **_state_arrays(after)} if train else None
-
-    def _checked(self, state: Any, result: Any) -> tuple[Any, Any]:
-        """Return the outputs and the state that the function gave.
-
-        Raises:
-            PhaseError: it gave no such pair, or a state with another structure.
-        """
+        result = self._apply(tree, state, *arguments, **named, **keywords)
         is_pair = isinstance(result, tuple) and len(result) == 2
         if not is_pair or list(named_leaves(result[1])) != list(named_leaves(state)):
             what = "a state with another structure" if is_pair else f"a {type(result).__name__}"
@@ -144,8 +136,8 @@ class Function(Model):
                 available=", ".join(named_leaves(state)),
                 hint="return outputs, state, where state is a pytree like the given one",
             )
-        outputs, after = result
-        return outputs, after
+        result, after = result
+        return outputs_of(result, layout), {**buffers, **_state_arrays(after)} if train else None
 
     @property
     def signature(self) -> inspect.Signature | None:

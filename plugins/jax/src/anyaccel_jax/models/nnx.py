@@ -71,7 +71,11 @@ class NnxModel(Model):
     @property
     def cache_key(self) -> Any:
         """Flax's view of the module without its variables, and the attributes and code of all its parts."""
-        parts = ((".".join(map(str, path)), part) for path, part in nnx.iter_graph(self.module) if _is_part(part))
+        parts = (
+            (".".join(map(str, path)), part)
+            for path, part in nnx.iter_graph(self.module)
+            if isinstance(part, nnx.Pytree)
+        )
         return (("structure", self._graph), *attributes_key(parts, lambda _: _BOOKKEEPING, _is_listed, LIBRARIES))
 
     def apply(
@@ -84,8 +88,12 @@ class NnxModel(Model):
         layout: CallLayout = POSITIONAL,
     ) -> Any:
         buffer_state = self._buffer_tree.unflatten(buffers)
+        leaves, structure = jax.tree.flatten(self._random)
         module = nnx.merge(
-            nnx.graphdef(self.module), self._parameter_tree.unflatten(parameters), self._random_state(key), buffer_state
+            nnx.graphdef(self.module),
+            self._parameter_tree.unflatten(parameters),
+            jax.tree.unflatten(structure, [_restart(leaf, key, i + 1) for i, leaf in enumerate(leaves)]),
+            buffer_state,
         )
         (module.train if train else module.eval)()
         call = type(module).__call__
@@ -100,25 +108,17 @@ class NnxModel(Model):
         kept = _plain_attributes(module)
         written += [name for name, value in before.items() if kept.get(name, value) != value]
         if written:
-            raise self._writing_error(written[0])
+            raise PhaseError(
+                f"a {self!r} cannot be trained: its call writes to {written[0]}, and this change would be lost",
+                cause="a call may write only to variables that are not an nnx.Param",
+                hint="store it in an nnx.Variable, use a layer that does not change its parameters, or freeze the node",
+            )
         return outputs, ({name: after[name] for name in self._buffer_tree.names} if buffers else None)
 
     @property
     def signature(self) -> inspect.Signature | None:
         """The signature of the module's `__call__`."""
         return input_signature(type(self.module).__call__, 1, also=("rngs",))
-
-    def _writing_error(self, name: str) -> PhaseError:
-        return PhaseError(
-            f"a {self!r} cannot be trained: its call writes to {name}, and this change would be lost",
-            cause="a call may write only to variables that are not an nnx.Param",
-            hint="store it in an nnx.Variable, use a layer that does not change its parameters, or freeze the node",
-        )
-
-    def _random_state(self, key: Any) -> Any:
-        """Return the state of the random streams, each from the key."""
-        leaves, structure = jax.tree.flatten(self._random)
-        return jax.tree.unflatten(structure, [_restart(leaf, key, i + 1) for i, leaf in enumerate(leaves)])
 
     def write(self, parameters: Arrays, buffers: Arrays) -> None:
         """Write into the module's own variables."""
@@ -151,10 +151,6 @@ def _plain_attributes(module: Any) -> dict[str, Any]:
         for path, value in nnx.iter_graph(module)
         if isinstance(value, (bool, int, float, str))
     }
-
-
-def _is_part(obj: Any) -> bool:
-    return isinstance(obj, nnx.Pytree)
 
 
 def _is_listed(obj: Any) -> bool:
