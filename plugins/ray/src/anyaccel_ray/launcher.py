@@ -54,7 +54,9 @@ def launch(options: LaunchOptions) -> int:
         with tempfile.TemporaryDirectory(prefix="anyaccel-ray-") as storage:
             _trainer(options, storage).fit()
     except TrainingFailedError as error:
-        for text in _tracebacks(error):
+        failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {}
+        shown = [f"anyaccel run: replica {rank} failed:\n{failure}" for rank, failure in sorted(failures.items())]
+        for text in shown or [f"anyaccel run: {error}"]:
             print(text, file=sys.stderr)
         return 1
     finally:
@@ -97,8 +99,20 @@ def _trainer(options: LaunchOptions, storage: str) -> DataParallelTrainer:
     uses_gpus = int(ray.cluster_resources().get("GPU", 0)) >= options.replicas
     elastic = options.min_replicas < options.replicas
     n_workers = (options.min_replicas, options.replicas) if elastic else options.replicas
+    handed_on = {
+        name: value for name, value in os.environ.items() if name in _HANDED_ON or name.startswith(_HANDED_ON_PREFIXES)
+    }
+    if options.timeout is not None:
+        handed_on["ANYACCEL_REPLICA_TIMEOUT"] = str(options.timeout)
+    target = options.target if options.is_module else str(Path(options.target).resolve())
     of_all: dict[str, Any] = {
-        "train_loop_config": _settings(options),
+        "train_loop_config": {
+            "target": target,
+            "is_module": options.is_module,
+            "arguments": list(options.arguments),
+            "folder": str(Path.cwd()),
+            "environment": handed_on,
+        },
         "scaling_config": ScalingConfig(num_workers=n_workers, use_gpu=uses_gpus),
         "run_config": RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=options.max_restarts)),
     }
@@ -114,26 +128,3 @@ def _trainer(options: LaunchOptions, storage: str) -> DataParallelTrainer:
     engine = "cpu:gloo,cuda:nccl" if uses_gpus else "gloo"
     joining = TorchConfig(backend=engine, timeout_s=max(1, round(seconds)))
     return TorchTrainer(run_script, torch_config=joining, **of_all)
-
-
-def _settings(options: LaunchOptions) -> dict[str, Any]:
-    handed_on = {
-        name: value for name, value in os.environ.items() if name in _HANDED_ON or name.startswith(_HANDED_ON_PREFIXES)
-    }
-    if options.timeout is not None:
-        handed_on["ANYACCEL_REPLICA_TIMEOUT"] = str(options.timeout)
-    target = options.target if options.is_module else str(Path(options.target).resolve())
-    return {
-        "target": target,
-        "is_module": options.is_module,
-        "arguments": list(options.arguments),
-        "folder": str(Path.cwd()),
-        "environment": handed_on,
-    }
-
-
-def _tracebacks(error: BaseException) -> list[str]:
-    """Return the failures of workers, each by its rank: first errors of the worker itself, then those of lost peers."""
-    failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {}
-    shown = [f"anyaccel run: replica {rank} failed:\n{failure}" for rank, failure in sorted(failures.items())]
-    return shown or [f"anyaccel run: {error}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,11 +74,15 @@ class DeviceRequest:
         if not 1 <= len(value) <= MOST_ENTRIES or not all(isinstance(text, str) for text in value):
             raise _not_a_request(value)
         entries = tuple(map(_single, value))
-        return (
-            cls._of(_all_of_them(entries), ordered=True)
-            if _are_devices(value, entries)
-            else cls._of(entries, isinstance(value, (list, tuple)))
-        )
+        single = all(entry.is_plain and entry.index is not None for entry in entries)
+        distinct = len({entry.index for entry in entries}) == len(entries) > 1
+        is_ordered = isinstance(value, (list, tuple))
+        if is_ordered and single and distinct and len({entry.kind for entry in entries}) == 1:
+            first, *others = entries
+            return cls._of(
+                (replace(first, more=tuple(entry.index for entry in others if entry.index is not None)),), ordered=True
+            )
+        return cls._of(entries, is_ordered)
 
     @classmethod
     def _of(cls, entries: tuple[RequestEntry, ...], ordered: bool) -> DeviceRequest:
@@ -131,18 +135,6 @@ def _single(text: str) -> RequestEntry:
         problem = f"{text!r} in a list of requests contains several"
         raise DeviceParseError(problem, hint="write each as a separate element")
     return entries[0]
-
-
-def _are_devices(value: Any, entries: Sequence[RequestEntry]) -> bool:
-    """Whether a list names several devices of one kind, each by its index."""
-    single = all(entry.is_plain and entry.index is not None for entry in entries)
-    distinct = len({entry.index for entry in entries}) == len(entries) > 1
-    return isinstance(value, (list, tuple)) and single and distinct and len({entry.kind for entry in entries}) == 1
-
-
-def _all_of_them(entries: Sequence[RequestEntry]) -> tuple[RequestEntry, ...]:
-    first, *others = entries
-    return (replace(first, more=tuple(entry.index for entry in others if entry.index is not None)),)
 
 
 _RETIRED = re.compile(r"\s*(?:modal\.)?gpu\.([A-Za-z0-9]+)\((.*)\)\s*")

@@ -52,7 +52,17 @@ class RequestEntry:
     price: float = 0
 
     def __str__(self) -> str:
-        text = self._what()
+        if self.product:
+            form, size = (f"-{self.form}" if self.form else ""), (f"-{self.memory_gb}GB" if self.memory_gb else "")
+            text = f"{self.product}{form}{size}{'!' if self.exact else '+' if self.newer else ''}"
+        else:
+            of_kind = f"{self.vendor if self.vendor in VENDORS else self.kind}:" if self.kind else ""
+            if self.memory_gb:
+                text = f"{of_kind}{self.memory_gb}GB+"
+            elif self.kind:
+                text = f"{of_kind}any" if self.count > 1 else self.kind
+            else:
+                text = f"sm>={self.sm}" if self.sm and not self.capabilities else "any"
         text += f"[{','.join(self.capabilities)}]" if self.capabilities else ""
         if self.every:
             text += ":*"
@@ -65,17 +75,6 @@ class RequestEntry:
         text += f" cores={self.cores}" if self.cores else ""
         text += f" nodes={self.nodes}" if self.nodes > 1 else ""
         return text + (f" price<={self.price:.12g}" if self.price else "")
-
-    def _what(self) -> str:
-        if self.product:
-            form, size = (f"-{self.form}" if self.form else ""), (f"-{self.memory_gb}GB" if self.memory_gb else "")
-            return f"{self.product}{form}{size}{'!' if self.exact else '+' if self.newer else ''}"
-        of_kind = f"{self.vendor if self.vendor in VENDORS else self.kind}:" if self.kind else ""
-        if self.memory_gb:
-            return f"{of_kind}{self.memory_gb}GB+"
-        if self.kind:
-            return f"{of_kind}any" if self.count > 1 else self.kind
-        return f"sm>={self.sm}" if self.sm and not self.capabilities else "any"
 
     @property
     def is_plain(self) -> bool:

@@ -254,10 +254,6 @@ def _resources(entry: RequestEntry) -> dict[str, Any]:
     host |= {"max_hourly_cost": entry.price} if entry.price else {}
     if entry.kind == "cpu" and not entry.memory_gb and entry.count == 1:
         return {**({} if entry.cores or entry.host_memory_gb else {"cpus": "1+"}), **host}
-    return {"accelerators": _accelerators(entry), **host}
-
-
-def _accelerators(entry: RequestEntry) -> str:
     product = product_named(entry.product)
     if product is not None and product.kind == "tpu":
         why = "its TPU names contain the size of the slice, such as tpu-v6e-8"
@@ -266,13 +262,15 @@ def _accelerators(entry: RequestEntry) -> str:
         )
     if product is not None:
         why = f"it is not in its catalogue{' with this memory' if entry.memory_gb else ''}"
-        return f"{_named(entry, 'SkyPilot', SKYPILOT, why)}:{entry.count}"
-    if not entry.memory_gb or entry.kind not in ("", "cuda", "rocm"):
-        word = f"{entry.vendor}:16GB+" if entry.vendor in VENDORS else "16GB+"
-        raise refused(
-            entry, "SkyPilot", "it takes products and memory sizes", hint=f"write '{word}' for any accelerator"
-        )
-    return f"{f'{entry.vendor}:' if entry.vendor else ''}{entry.memory_gb}GB+:{entry.count}"
+        accelerators = f"{_named(entry, 'SkyPilot', SKYPILOT, why)}:{entry.count}"
+    else:
+        if not entry.memory_gb or entry.kind not in ("", "cuda", "rocm"):
+            word = f"{entry.vendor}:16GB+" if entry.vendor in VENDORS else "16GB+"
+            raise refused(
+                entry, "SkyPilot", "it takes products and memory sizes", hint=f"write '{word}' for any accelerator"
+            )
+        accelerators = f"{f'{entry.vendor}:' if entry.vendor else ''}{entry.memory_gb}GB+:{entry.count}"
+    return {"accelerators": accelerators, **host}
 
 
 # -- options of Slurm's `sbatch` and `srun`; types of GPUs and features of nodes are named by each site ----------------
@@ -286,7 +284,27 @@ def slurm(entries: Sequence[RequestEntry], ordered: bool) -> list[str]:
     """
     first = entries[0]
     for entry in entries:
-        _check_slurm(entry, first, len(entries) > 1)
+        several = len(entries) > 1
+        bare = replace(entry, memory_gb=0, form="")
+        by_hand = f"write '{bare}', and add your site's name for it yourself (sinfo -o '%G %f' lists them)"
+        hints = {"index": "write 'gpu', or 'gpu:any:2' for two", "form": by_hand}
+        _check_words(entry, "Slurm", "host nodes", hints)
+        product = product_named(entry.product)
+        if entry.kind not in ("", "gpu", "cpu") or (product is not None and product.kind != "gpu"):
+            raise refused(
+                entry, "Slurm", "each site names its GPUs, but no vendors", hint="write 'gpu', or name a product"
+            )
+        if _written(entry) != entry.product:
+            raise refused(entry, "Slurm", "each site defines its own sizes", hint=by_hand)
+        alike = replace(entry, product="", exact=False) == replace(first, product="", exact=False)
+        if several and entry.nodes > 1:  # sbatch --test-only of Slurm 22.05 mixes them, with [h100|a100] too
+            raise refused(
+                entry, "Slurm", "its machines may have several products", hint="export each alternative separately"
+            )
+        if several and not (entry.product and alike):
+            raise refused(
+                entry, "Slurm", "alternatives must have the same count", hint="export each alternative separately"
+            )
     if len(entries) > 1 and ordered:
         products_ = ", ".join(map(str, entries))
         why = "a constraint has no order of preference"
@@ -305,27 +323,6 @@ def slurm(entries: Sequence[RequestEntry], ordered: bool) -> list[str]:
 
 def _feature(entry: RequestEntry) -> str:
     return entry.product.lower().replace("-", "_")
-
-
-def _check_slurm(entry: RequestEntry, first: RequestEntry, several: bool) -> None:
-    bare = replace(entry, memory_gb=0, form="")
-    by_hand = f"write '{bare}', and add your site's name for it yourself (sinfo -o '%G %f' lists them)"
-    hints = {"index": "write 'gpu', or 'gpu:any:2' for two", "form": by_hand}
-    _check_words(entry, "Slurm", "host nodes", hints)
-    product = product_named(entry.product)
-    if entry.kind not in ("", "gpu", "cpu") or (product is not None and product.kind != "gpu"):
-        raise refused(entry, "Slurm", "each site names its GPUs, but no vendors", hint="write 'gpu', or name a product")
-    if _written(entry) != entry.product:
-        raise refused(entry, "Slurm", "each site defines its own sizes", hint=by_hand)
-    alike = replace(entry, product="", exact=False) == replace(first, product="", exact=False)
-    if several and entry.nodes > 1:  # sbatch --test-only of Slurm 22.05 mixes them, with [h100|a100] too
-        raise refused(
-            entry, "Slurm", "its machines may have several products", hint="export each alternative separately"
-        )
-    if several and not (entry.product and alike):
-        raise refused(
-            entry, "Slurm", "alternatives must have the same count", hint="export each alternative separately"
-        )
 
 
 # -- requests for Kubernetes: limits and labels of nodes for a pod, and a claim of dynamic resource allocation ---------

@@ -22,7 +22,7 @@ from anyaccel.device import ALIASES
 from anyaccel.errors import DeviceParseError
 from anyaccel.suggestions import did_you_mean
 from anyaccel_resources.entry import VENDORS, RequestEntry
-from anyaccel_resources.products import Product, capabilities, product_named, product_names, products
+from anyaccel_resources.products import capabilities, product_named, product_names, products
 from anyaccel_resources.spellings import rewritten
 
 KINDS = ("cpu", "gpu", "mps", "xpu", "tpu", "npu", "hpu", "sim", *ALIASES)
@@ -101,7 +101,20 @@ class Parser:
         start, word = self._at, self._word()
         if not word:
             raise self._error("a device is missing", hint="write 'gpu' or 'any'")
-        settings = self._what(word, start)
+        lower = word.lower()
+        settings: dict[str, Any]
+        if _SIZE.fullmatch(word):
+            settings = {"memory_gb": self._size(word, start)}
+        elif lower == "any":
+            settings = {"any": True}
+        elif lower == "sm":
+            settings = {"sm": self._sm()}
+        elif lower in VENDORS:
+            settings = self._of_vendor(lower)
+        elif lower in KINDS or (product_named(word) is None and lower in self._more_kinds()):
+            settings = {"kind": lower, **({} if lower == "cpu" else self._of_kind())}
+        else:
+            settings = self._product(word, start)
         is_index = settings.keys() == {"kind"}
         if self._take("["):
             settings["capabilities"] = self._capabilities()
@@ -116,20 +129,6 @@ class Parser:
             settings[name] = value
         settings.pop("any", None)
         return RequestEntry(**settings)
-
-    def _what(self, word: str, start: int) -> dict[str, Any]:
-        lower = word.lower()
-        if _SIZE.fullmatch(word):
-            return {"memory_gb": self._size(word, start)}
-        if lower == "any":
-            return {"any": True}
-        if lower == "sm":
-            return {"sm": self._sm()}
-        if lower in VENDORS:
-            return self._of_vendor(lower)
-        if lower in KINDS or (product_named(word) is None and lower in self._more_kinds()):
-            return {"kind": lower, **({} if lower == "cpu" else self._of_kind())}
-        return self._product(word, start)
 
     def _of_kind(self) -> dict[str, Any]:
         """Read `:any` or `:40GB+` after a kind."""
@@ -186,9 +185,20 @@ class Parser:
                 settings["memory_gb"] = self._gigabytes("".join(size), start)
         product = product_named(name)
         if product is None:
-            raise self._unknown(word, start)
+            kinds = list(dict.fromkeys([*KINDS, *self._more_kinds()]))
+            names = {str(known).lower(): known for known in [*kinds, "any", *product_names()]}
+            hint = did_you_mean(word.lower(), names, f"write for example {_EXAMPLES}")
+            close = re.fullmatch(r"did you mean '(.*)'\?", hint)
+            hint = f"did you mean {names[close.group(1)]!r}?" if close else hint
+            listed = ", ".join(product.name for product in products())
+            available = f"kinds {', '.join(kinds)}; any; products {listed}"
+            raise self._error(f"{word!r} is neither a kind of device nor a known product", start, available, hint)
         settings["product"] = product.name
-        self._check_size(settings.get("memory_gb"), product, start)
+        memory = settings.get("memory_gb")
+        if memory is not None and memory not in product.memory_gb:
+            sizes = ", ".join(f"{product.name}-{gb}GB" for gb in product.memory_gb)
+            hint = "write 'GH200': it contains the H100 with 96 GB" if (product.name, memory) == ("H100", 96) else ""
+            raise self._error(f"no {product.name} has {memory} GB", start, sizes, hint)
         form = settings.get("form")
         if form is not None and form not in product.forms:
             forms = ", ".join(f"{product.name}-{form}" for form in product.forms)
@@ -199,22 +209,6 @@ class Parser:
         if len(settings.keys() & {"exact", "newer"}) == 2 or self._text[self._at : self._at + 1] in ("!", "+"):
             raise self._error("'!' (exactly) and '+' (or newer) cannot be combined", hint="leave one out")
         return settings
-
-    def _check_size(self, size: int | None, product: Product, start: int) -> None:
-        if size is not None and size not in product.memory_gb:
-            sizes = ", ".join(f"{product.name}-{gb}GB" for gb in product.memory_gb)
-            hint = "write 'GH200': it contains the H100 with 96 GB" if (product.name, size) == ("H100", 96) else ""
-            raise self._error(f"no {product.name} has {size} GB", start, sizes, hint)
-
-    def _unknown(self, word: str, start: int) -> DeviceParseError:
-        kinds = list(dict.fromkeys([*KINDS, *self._more_kinds()]))
-        names = {str(name).lower(): name for name in [*kinds, "any", *product_names()]}
-        hint = did_you_mean(word.lower(), names, f"write for example {_EXAMPLES}")
-        close = re.fullmatch(r"did you mean '(.*)'\?", hint)
-        hint = f"did you mean {names[close.group(1)]!r}?" if close else hint
-        known = ", ".join(product.name for product in products())
-        available = f"kinds {', '.join(kinds)}; any; products {known}"
-        return self._error(f"{word!r} is neither a kind of device nor a known product", start, available, hint)
 
     def _capabilities(self) -> tuple[str, ...]:
         names: list[str] = []

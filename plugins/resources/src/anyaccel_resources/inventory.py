@@ -153,7 +153,19 @@ class Inventory:
             hint = "write Inventory.from_file('node.json')"
             raise ConfigError(f"{shown(path)} is not the path of an inventory", hint=hint)
         content = _mapping(_parsed(Path(path)), path, _KEYS)
-        words = _entries(content.get("devices", []), path) or ["cpu"]
+        entries = content.get("devices", [])
+        if not isinstance(entries, list) or len(entries) > _MOST:
+            raise _wrong(path, f"devices={shown(entries, 60)} is not a list of at most {_MOST} entries")
+        texts = []
+        for entry in entries:
+            fields = _mapping(entry, path, ("product", "count"))
+            name, count = fields.get("product"), fields.get("count", 1)
+            if not isinstance(name, str) or not 1 <= len(name) <= 100 or "," in name:
+                raise _wrong(path, f"product={shown(name, 60)} is not the name of a product")
+            if not is_integer(count) or not 1 <= count <= _MOST:
+                raise _wrong(path, f"count={shown(count, 60)} of {name!r} is not a count from 1 to {_MOST}")
+            texts.append(f"{int(count)}x {name}")
+        words = texts or ["cpu"]
         host = {name: content.get(name, 0) for name in ("host_memory_gb", "cores")}
         for name, value in host.items():
             is_number = is_integer(value) or (name == "host_memory_gb" and isinstance(value, float))
@@ -262,22 +274,6 @@ _MOST = 4096  # entries, and devices of an entry
 _LARGEST_HOST = 10_000_000  # GB or cores
 _KEYS = ("devices", "host_memory_gb", "cores")
 _EXAMPLE = """{"devices": [{"product": "H100-80GB", "count": 8}], "host_memory_gb": 1000, "cores": 96}"""
-
-
-def _entries(entries: Any, path: str | Path) -> list[str]:
-    """Return the entry `devices` of a file, in words."""
-    if not isinstance(entries, list) or len(entries) > _MOST:
-        raise _wrong(path, f"devices={shown(entries, 60)} is not a list of at most {_MOST} entries")
-    words = []
-    for entry in entries:
-        fields = _mapping(entry, path, ("product", "count"))
-        name, count = fields.get("product"), fields.get("count", 1)
-        if not isinstance(name, str) or not 1 <= len(name) <= 100 or "," in name:
-            raise _wrong(path, f"product={shown(name, 60)} is not the name of a product")
-        if not is_integer(count) or not 1 <= count <= _MOST:
-            raise _wrong(path, f"count={shown(count, 60)} of {name!r} is not a count from 1 to {_MOST}")
-        words.append(f"{int(count)}x {name}")
-    return words
 
 
 def _parsed(path: Path) -> Any:

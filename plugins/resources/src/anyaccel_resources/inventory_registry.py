@@ -73,16 +73,14 @@ class InventoryRegistry(Registry):
         if method == "devices":
             return [device for device in self._devices if device.kind in backend.kinds]
         if method == "device_info" and arguments[0].kind != "cpu":
-            return self._info(self._devices[arguments[0]])
+            described = self._devices[arguments[0]]
+            return DeviceInfo(
+                described.label,
+                vendor=described.vendor,
+                memory_space=str(described.device),
+                total_memory=described.nbytes,
+            )
         return self._base.ask(backend, method, *arguments, required=required)
-
-    def _info(self, described: InventoryDevice) -> DeviceInfo:
-        return DeviceInfo(
-            described.label,
-            vendor=described.vendor,
-            memory_space=str(described.device),
-            total_memory=described.nbytes,
-        )
 
     def unavailable_reason(self, framework: str, device: Device) -> str:
         """Return that the described machine has no such device."""
