@@ -125,6 +125,13 @@ def fitted(optimizer):
             ),
         ),
         (
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", loss_weights=[0.5]),
+            r"Hint: each loss has its weight: AppliedLoss\('mse', weight=0\.5\)\.",
+            lambda: aa.fit(
+                aa.SequentialMLP(1), TABLE, loss=aa.AppliedLoss("mse", weight=0.5), target="y", progress="none"
+            ),
+        ),
+        (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", label="y"),
             r"^fit has no argument 'label'\. Hint: it is called 'target'\.",
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", progress="none"),

@@ -38,6 +38,15 @@ def run(phase: Any, model: Any = None, rows: Any = None, optimizer: Any = "sgd")
     return ModelGraph([node], optimizer).run(phase, progress="none")
 
 
+class TwoInputs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(1, 1), torch.nn.Linear(2, 1)
+
+    def forward(self, left: Any, right: Any) -> Any:
+        return self.left(left) + self.right(right)
+
+
 def test_losses_of_users(hint: Any) -> None:
     with hint("write def loss(outputs, targets), or name its arguments in inputs=[...]"):
         run(TrainPhase("train", data="train", losses=[AppliedLoss(lambda outputs: outputs.mean(), on="net")]))
@@ -309,6 +318,12 @@ def test_several_inputs_and_losses_of_fit(hint: Any, tmp_path: Path) -> None:
         with hint("write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}"):
             aa.fit(Two(), table, loss=wrong, target="price", **settings)
     settings["loss"] = {"price": "mse", "kind": "cross_entropy"}
+    left, right = X[:, :1], X[:, 1:]
+    for pair in (((left, right), left), ({"left": left, "right": right}, left)):
+        with hint("pass a column for each input: fit(model, {{}, 'y': y}, target='y')"):
+            aa.fit(TwoInputs(), pair, loss="mse", epochs=1, progress="none")
+    columns = {"left": left, "right": right, "y": left}
+    assert aa.fit(TwoInputs(), columns, target="y", loss="mse", epochs=1, progress="none").predict(columns).shape
     with hint("assign the columns: features={{}}"):
         aa.fit(Two(), table, **settings)
     settings["features"] = {"u": "a", "v": "b"}

@@ -31,7 +31,7 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("clipvalue", "grad_clip_value"), ("clip_value",)),
     **dict.fromkeys(("optim", "opt", "solver"), ("optimizer",)),
     **dict.fromkeys(("loss_fn", "criterion", "objective", "loss_function"), ("loss", "losses")),
-    **dict.fromkeys(("loss", "losses"), ("losses", "loss")),
+    **dict.fromkeys(("loss", "losses", "loss_weights"), ("losses", "loss")),
     **dict.fromkeys(("metric", "eval_metric", "scoring"), ("metrics", "measure", "figures")),
     **dict.fromkeys(
         ("batch", "bs", "batch_size", "sampler", "per_device_train_batch_size", "train_batch_size"),
@@ -117,6 +117,10 @@ _VALUES: Mapping[tuple[str, str], str] = {
         for word in ("devices", "gpus", "n_devices", "num_devices", "n_gpus", "num_processes", "world_size")
     },
     **{(word, "precision"): "write precision='bf16-mixed'" for word in ("amp", "use_amp", "autocast")},
+    **{
+        ("loss_weights", argument): "each loss has its weight: AppliedLoss('mse', weight=0.5)"
+        for argument in ("loss", "losses")
+    },
     ("mixed_precision", "pin_memory"): "a phase or loop has it: fit(..., precision='bf16-mixed')",
     **{(word, "models"): "write models={'model': model}" for word in ("model", "module", "net")},
     ("clipnorm", "clip_norm"): "it is called 'clip_norm', and limits the norm of all gradients together",

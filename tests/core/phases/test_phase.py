@@ -48,7 +48,7 @@ def test_counts_may_be_integers_of_numpy() -> None:
         (
             {"losses": [MSE, MSE]},
             PhaseError,
-            "phase 't' has several losses with the label net. Hint: give each a unique label",
+            "phase 't' has several losses with the label 'net'. Hint: give each a unique label",
         ),
         ({"callbacks": [print]}, PhaseError, "is not a Callback. Hint: derive it from anyaccel.Callback"),
         ({"callbacks": [Callback]}, PhaseError, "is not a Callback"),

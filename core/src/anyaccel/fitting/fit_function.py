@@ -237,10 +237,14 @@ def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upst
         return data.reference()
     missing = [name for name in needed if name not in data.features]
     if missing:
+        hint = f"assign the columns: features={{{', '.join(f'{name!r}: COLUMN' for name in needed)}}}"
+        if len(data.features) < len(needed):
+            arrays = ", ".join(f"{name!r}: ARRAY" for name in needed)
+            hint = f"pass a column for each input: fit(model, {{{arrays}, 'y': y}}, target='y')"
         raise PhaseError(
             f"fit: the model needs the inputs {', '.join(needed)}, but no feature is called {missing[0]!r}",
             available=f"features: {listed(data.features)}",
-            hint=f"assign the columns: features={{{', '.join(f'{name!r}: COLUMN' for name in needed)}}}",
+            hint=hint,
         )
     return {name: data.reference(name) for name in needed}
 

@@ -328,7 +328,7 @@ def _checked_losses(phase: Any, name: str, applied: Any) -> tuple[AppliedLoss, .
         (duplicates if loss.label in labels else labels).add(loss.label)
     if duplicates:
         raise PhaseError(
-            f"phase {phase.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
+            f"phase {phase.label!r} has several losses with the label {', '.join(map(repr, sorted(duplicates)))}",
             hint="give each a unique label: AppliedLoss(..., label='NAME')",
         )
     return losses
