@@ -168,7 +168,13 @@ def cross_validate(
     if word is not None:
         raise PhaseError(f"cross_validate has no argument {word!r}", hint=f"write cv={shown(fit_arguments[word])}")
     check_order_of_rows(LABEL, {"the table": data, "groups": groups})
-    rows, target = _rows_of(data, target)
+    data = readable(data)
+    if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
+        problem = f"cross_validate splits the rows of a table, but {shown(data)} is not a table"
+        raise PhaseError(problem, hint="pass a data frame, a mapping of arrays, the path of a file, or a FeatureSet")
+    if is_table(data):
+        data, _, target = named_pair(data, None, target)
+    rows = _Table(data)
     names = names_of(target) if target is not None else rows.names_of_targets
     if not names:
         raise no_target(rows.names)
@@ -178,7 +184,7 @@ def cross_validate(
     for name in names if is_table(rows.data) else ():
         check_target(name, tag_table(rows.data, [name]).column(name))
     is_classes = len(names) == 1 and _is_of_classes(loss, rows.data, target)
-    y = rows.values(names[0]) if len(names) == 1 else None
+    y: Any = rows.values(names[0]) if len(names) == 1 else None
     group_of_row = rows.values(groups) if isinstance(groups, str) else groups
     if isinstance(groups, str) and is_table(rows.data):
         share = fit_arguments.get("validation")
@@ -186,10 +192,27 @@ def cross_validate(
             fit_arguments["group"] = groups
         elif groups not in names_of(fit_arguments.get("group")):
             rows = rows.without(groups)
+    classes: np.ndarray | None = None
     splits = _splits(cv, rows, y if is_classes else None, group_of_row, seed)
     if is_classes:
-        _check_classes(y, splits)
-    classes = np.unique(y) if is_classes and y is not None else None
+        for number, (train, test) in enumerate(splits):
+            unknown = np.setdiff1d(y[test], y[train])
+            if len(unknown):
+                (name,), count = unknown[:1].tolist(), int((y == unknown[0]).sum())
+                raise PhaseError(
+                    f"class {name!r} is in {count} of {len(y)} rows, so fold {number} would have no such row to "
+                    "train on",
+                    hint="leave rare classes out, or use a splitter that distributes them over folds, such as cv=2",
+                )
+        classes, counts = np.unique(y, return_counts=True)
+        if counts.min() < len(splits):
+            name, count = classes.tolist()[counts.argmin()], int(counts.min())
+            warnings.warn(
+                f"class {name!r} has {count} {'row' if count == 1 else 'rows'}, and there are {len(splits)} folds: "
+                f"{len(splits) - count} of them test none of it",
+                TableWarning,
+                stacklevel=user_level(),
+            )
     measured: list[dict[str, float]] = []
     models, predictions, probabilities = [], [], []
     for train, test in splits:
@@ -258,16 +281,6 @@ def _taken(values: Any, rows: np.ndarray) -> Any:
     return values[rows] if hasattr(values, "shape") else [values[row] for row in rows]
 
 
-def _rows_of(data: Any, target: Names) -> tuple[_Table, Names]:
-    data = readable(data)
-    if not (is_table(data) or isinstance(data, (FeatureSet, FeatureSetView))):
-        problem = f"cross_validate splits the rows of a table, but {shown(data)} is not a table"
-        raise PhaseError(problem, hint="pass a data frame, a mapping of arrays, the path of a file, or a FeatureSet")
-    if is_table(data):
-        data, _, target = named_pair(data, None, target)
-    return _Table(data), target
-
-
 def _is_of_classes(loss: Any, data: Any, target: Names) -> bool:
     if loss is None:
         loss = loss_of_target(data, target)
@@ -312,23 +325,3 @@ def _splits(
     if not splits or any(not len(part) for pair in splits for part in pair):
         raise PhaseError(f"cv={shown(cv)} makes a fold without rows", hint="use fewer folds, such as cv=2")
     return splits
-
-
-def _check_classes(y: Any, splits: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    for number, (train, test) in enumerate(splits):
-        unknown = np.setdiff1d(y[test], y[train])
-        if len(unknown):
-            (name,), count = unknown[:1].tolist(), int((y == unknown[0]).sum())
-            raise PhaseError(
-                f"class {name!r} is in {count} of {len(y)} rows, so fold {number} would have no such row to train on",
-                hint="leave rare classes out, or use a splitter that distributes them over folds, such as cv=2",
-            )
-    classes, counts = np.unique(y, return_counts=True)
-    if counts.min() < len(splits):
-        name, count = classes.tolist()[counts.argmin()], int(counts.min())
-        warnings.warn(
-            f"class {name!r} has {count} {'row' if count == 1 else 'rows'}, and there are {len(splits)} folds: "
-            f"{len(splits) - count} of them test none of it",
-            TableWarning,
-            stacklevel=user_level(),
-        )

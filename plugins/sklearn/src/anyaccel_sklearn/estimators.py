@@ -248,7 +248,16 @@ class Estimator(Module, ModelKind):
             EstimatorError: It returned something else: text, or a list for several targets.
         """
         features = _features(inputs)
-        outputs = self._numbers(getattr(self.estimator, self.method)(features))
+        returned = getattr(self.estimator, self.method)(features)
+        if isinstance(returned, (list, tuple)) and any(getattr(part, "ndim", 0) > 1 for part in returned):
+            raise EstimatorError(
+                f"{self._call} returned a list of {len(returned)} arrays, one per target, but a node has one output",
+                hint="fit an estimator for each target, or wrap it in an object whose method concatenates the arrays",
+            )
+        array = _copied_array(returned.toarray() if hasattr(returned, "toarray") else returned)
+        if array is None or array.dtype.kind not in "biuf":
+            raise self._no_numbers_error(returned, array)
+        outputs = self._cast(array) if self.output_dtype and array.dtype.kind == "f" else array
         if outputs.shape[:1] != (len(features),):
             raise EstimatorError(f"{self._call} returned shape {list(outputs.shape)} for {len(features)} samples")
         return outputs
@@ -272,17 +281,6 @@ class Estimator(Module, ModelKind):
     @property
     def _call(self) -> str:
         return f"{self.name}.{self.method}"
-
-    def _numbers(self, outputs: Any) -> np.ndarray:
-        if isinstance(outputs, (list, tuple)) and any(getattr(part, "ndim", 0) > 1 for part in outputs):
-            raise EstimatorError(
-                f"{self._call} returned a list of {len(outputs)} arrays, one per target, but a node has one output",
-                hint="fit an estimator for each target, or wrap it in an object whose method concatenates the arrays",
-            )
-        array = _copied_array(outputs.toarray() if hasattr(outputs, "toarray") else outputs)
-        if array is None or array.dtype.kind not in "biuf":
-            raise self._no_numbers_error(outputs, array)
-        return self._cast(array) if self.output_dtype and array.dtype.kind == "f" else array
 
     def _cast(self, array: np.ndarray) -> np.ndarray:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -110,14 +110,58 @@ class FitPhase(Phase):
         """Return the labels of all nodes that are not fitted yet."""
         models = estimators(graph)
         if self.nodes is None:
-            _check_unambiguous(self, graph, models)
+            # Refuse estimators that learned in a TrainPhase: the user must choose whether to keep or to refit them
+            learned = [label for label, model in models.items() if model.partially_fitted and label not in graph.frozen]
+            if learned:
+                unfitted = [label for label, model in models.items() if not model.is_fitted]
+                raise PhaseError(
+                    f"phase {self.label!r} names no nodes, but {', '.join(map(repr, learned))} learned by "
+                    "partial_fit before",
+                    cause=f"not fitted: {', '.join(unfitted) or 'none'}",
+                    hint=f"name nodes=[...], or graph.freeze({learned[0]!r}) to keep it unchanged",
+                )
             labels = [label for label, model in models.items() if model.has_fit and not model.is_fitted]
         else:
             labels = list(dict.fromkeys(self.nodes))
         for label in labels:
-            _check_fittable(self, label, graph, models)
-        _check_ancestors_fitted(self, labels, graph, models)
-        _check_shared_inputs(self, labels, graph, models)
+            if label not in graph.nodes:
+                raise unknown_node(f"phase {self.label!r} fits the node {label!r}", label, graph.nodes)
+            if label not in models:
+                raise PhaseError(f"node {label!r} is not an estimator", hint="train it in a TrainPhase")
+            if not models[label].has_fit:
+                raise PhaseError(
+                    f"phase {self.label!r} fits {label!r}, and {models[label].name} has no fit",
+                    cause="it has partial_fit",
+                    hint="train it in a TrainPhase",
+                )
+            names, upstreams = columns_by_name(models[label].estimator), graph[label].upstreams
+            if names:
+                features = [name for part in upstreams if isinstance(part, Reference) for name in part.features]
+                raise EstimatorError(
+                    f"{models[label].name} of node {label!r} chooses columns by name ({listed(names)}), but it gets "
+                    "an array, which has no names",
+                    hint=by_position(names, features) if features else "choose columns by their positions in the array",
+                )
+        for label in labels:
+            before = ancestors([label], graph.nodes)
+            for other in (node for node in graph.shapes.order if node in before and node not in labels):
+                if other in models and not models[other].is_fitted:
+                    named = f"name it too, nodes=[{other!r}, {label!r}]"
+                    raise PhaseError(
+                        f"phase {self.label!r} fits {label!r}, but {label!r} needs {other!r}, an estimator that is not "
+                        "fitted",
+                        hint=named if models[other].has_fit else "train it first",
+                    )
+        # Check that nodes with a shared estimator have equal inputs; they may use different methods of it
+        first: dict[int, str] = {}
+        for label in labels:
+            other = first.setdefault(id(models[label].estimator), label)
+            if graph[other].upstreams != graph[label].upstreams:
+                raise PhaseError(
+                    f"phase {self.label!r} fits {other!r} and {label!r}, which share one estimator but not their "
+                    "inputs",
+                    hint=f"name the one to fit, nodes=[{other!r}], or use a separate estimator for each",
+                )
         return [label for label in labels if label not in done]
 
     def kept_nodes(self, graph: ModelGraph, done: Collection[str]) -> Sequence[str]:
@@ -144,73 +188,35 @@ class FitPhase(Phase):
     def compute(self, programs: PhasePrograms) -> EvaluationValues:
         run, values = programs.run, programs.evaluations[0].run()
         rows = programs.parts[0].evaluated.rows
-        _fit_nodes(self.next_to_fit(run.graph, run.done), run.graph, values.outputs, rows, run.fitted)
+        # Fit each node's estimator and freeze the node; from then on the graph knows its output
+        labels = self.next_to_fit(run.graph, run.done)
+        graph = run.graph
+        for label in labels:
+            if label in [fitted.node for fitted in run.fitted]:
+                continue
+            node = graph[label]
+            assert isinstance(node, ModelNode) and isinstance(node.model, Estimator)
+            inputs, targets = inputs_of(label, graph, values.outputs, rows), targets_of(label, graph, rows)
+            models = [other for other in graph.nodes.values() if isinstance(other, ModelNode)]
+            sharing = [
+                other
+                for other in models
+                if isinstance(other.model, Estimator) and other.model.estimator is node.model.estimator
+            ]
+            began = time.perf_counter()
+            _fit(node, inputs, targets, sharing)
+            seconds = time.perf_counter() - began
+            for other in sharing:
+                other.frozen = True
+                other.model.mark_fitted(node.model)
+                if other.label in labels:
+                    own_seconds = seconds if other.label == label else 0.0
+                    run.fitted.append(Fitted(other.label, node.model.name, len(inputs[0]), own_seconds))
+            graph.build(force=True)
         return replace(values, outputs={})
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> FitResults:
         return FitResults(fitted=tuple(run.fitted), **record)
-
-
-def _check_fittable(phase: FitPhase, label: str, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
-    if label not in graph.nodes:
-        raise unknown_node(f"phase {phase.label!r} fits the node {label!r}", label, graph.nodes)
-    if label not in models:
-        raise PhaseError(f"node {label!r} is not an estimator", hint="train it in a TrainPhase")
-    if not models[label].has_fit:
-        raise PhaseError(
-            f"phase {phase.label!r} fits {label!r}, and {models[label].name} has no fit",
-            cause="it has partial_fit",
-            hint="train it in a TrainPhase",
-        )
-    names, upstreams = columns_by_name(models[label].estimator), graph[label].upstreams
-    if names:
-        features = [name for part in upstreams if isinstance(part, Reference) for name in part.features]
-        raise EstimatorError(
-            f"{models[label].name} of node {label!r} chooses columns by name ({listed(names)}), but it gets "
-            "an array, which has no names",
-            hint=by_position(names, features) if features else "choose columns by their positions in the array",
-        )
-
-
-def _check_ancestors_fitted(
-    phase: FitPhase, labels: Sequence[str], graph: ModelGraph, models: Mapping[str, Estimator]
-) -> None:
-    for label in labels:
-        before = ancestors([label], graph.nodes)
-        for other in (node for node in graph.shapes.order if node in before and node not in labels):
-            if other in models and not models[other].is_fitted:
-                named = f"name it too, nodes=[{other!r}, {label!r}]"
-                raise PhaseError(
-                    f"phase {phase.label!r} fits {label!r}, but {label!r} needs {other!r}, an estimator that is not "
-                    "fitted",
-                    hint=named if models[other].has_fit else "train it first",
-                )
-
-
-def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
-    """Refuse estimators that learned in a TrainPhase: the user must choose whether to keep or to refit them."""
-    learned = [label for label, model in models.items() if model.partially_fitted and label not in graph.frozen]
-    if learned:
-        unfitted = [label for label, model in models.items() if not model.is_fitted]
-        raise PhaseError(
-            f"phase {phase.label!r} names no nodes, but {', '.join(map(repr, learned))} learned by partial_fit before",
-            cause=f"not fitted: {', '.join(unfitted) or 'none'}",
-            hint=f"name nodes=[...], or graph.freeze({learned[0]!r}) to keep it unchanged",
-        )
-
-
-def _check_shared_inputs(
-    phase: FitPhase, labels: Sequence[str], graph: ModelGraph, models: Mapping[str, Estimator]
-) -> None:
-    """Check that nodes with a shared estimator have equal inputs; they may use different methods of it."""
-    first: dict[int, str] = {}
-    for label in labels:
-        other = first.setdefault(id(models[label].estimator), label)
-        if graph[other].upstreams != graph[label].upstreams:
-            raise PhaseError(
-                f"phase {phase.label!r} fits {other!r} and {label!r}, which share one estimator but not their inputs",
-                hint=f"name the one to fit, nodes=[{other!r}], or use a separate estimator for each",
-            )
 
 
 @contextlib.contextmanager
@@ -226,41 +232,6 @@ def _awaiting_fit(labels: Sequence[str], graph: ModelGraph) -> Iterator[None]:
             model.awaits_fit = False
 
 
-def _fit_nodes(
-    labels: Sequence[str],
-    graph: ModelGraph,
-    outputs: Mapping[str, np.ndarray],
-    rows: Mapping[str, Rows],
-    done: MutableSequence[Fitted],
-) -> None:
-    """Fit each node's estimator and freeze the node; from then on the graph knows its output.
-
-    Args:
-        labels: Labels of nodes that do not depend on each other.
-        graph: Graph of the nodes.
-        outputs: Values of the nodes before them, by name.
-        rows: Data in host memory, by feature set.
-        done: Receives the fitted nodes, one by one.
-    """
-    for label in labels:
-        if label in [fitted.node for fitted in done]:
-            continue
-        node = graph[label]
-        assert isinstance(node, ModelNode) and isinstance(node.model, Estimator)
-        inputs, targets = inputs_of(label, graph, outputs, rows), targets_of(label, graph, rows)
-        sharing = _sharing(node.model, graph)
-        began = time.perf_counter()
-        _fit(node, inputs, targets, sharing)
-        seconds = time.perf_counter() - began
-        for other in sharing:
-            other.frozen = True
-            other.model.mark_fitted(node.model)
-            if other.label in labels:
-                own_seconds = seconds if other.label == label else 0.0
-                done.append(Fitted(other.label, node.model.name, len(inputs[0]), own_seconds))
-        graph.build(force=True)
-
-
 def _fit(
     node: ModelNode, inputs: Sequence[np.ndarray], targets: np.ndarray | None, sharing: Sequence[ModelNode]
 ) -> None:
@@ -273,9 +244,3 @@ def _fit(
             other.model.mark_failed()
         error.add_note(f"while node {node.label!r} was fitted to {len(inputs[0])} rows")
         raise
-
-
-def _sharing(model: Estimator, graph: ModelGraph) -> list[ModelNode]:
-    """Return the nodes that have the same estimator, regardless of their methods."""
-    nodes = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
-    return [node for node in nodes if isinstance(node.model, Estimator) and node.model.estimator is model.estimator]

@@ -224,7 +224,12 @@ class TripletSampler(_ConditionSampler):
         negative = pair_index(self.negative, rows, "negative")
         both = np.flatnonzero((positive.counts > 0) & (negative.counts > 0))
         if not len(both):
-            raise _without_both(rows, positive, negative)
+            counts = [int(np.count_nonzero(index.counts)) for index in (positive, negative)]
+            raise SamplerError(
+                f"no row of {', '.join(map(repr, rows))} has both a positive and a negative",
+                cause=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
+                hint="relax a condition, or use other rows",
+            )
         anchors = np.repeat(both, self.per_anchor)
 
         def orders(epoch: int) -> tuple[np.ndarray, ...]:
@@ -238,15 +243,6 @@ class TripletSampler(_ConditionSampler):
 def _set(sampler: Sampler, **settings: Any) -> None:
     for name, value in settings.items():
         object.__setattr__(sampler, name, value)
-
-
-def _without_both(rows: Mapping[str, Rows], positive: PairIndex, negative: PairIndex) -> SamplerError:
-    counts = [int(np.count_nonzero(index.counts)) for index in (positive, negative)]
-    return SamplerError(
-        f"no row of {', '.join(map(repr, rows))} has both a positive and a negative",
-        cause=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
-        hint="relax a condition, or use other rows",
-    )
 
 
 # -- possible partners of each anchor, computed once and drawn from in every epoch -------------------------------------

@@ -38,34 +38,25 @@ def learning_nodes(phase_label: str, losses: Sequence[AppliedLoss], graph: Model
                 "or freeze it",
             )
     for label in labels:
-        _check_inputs_ready(phase_label, label, labels, graph, models)
-        _check_shared(phase_label, label, graph, models)
+        before = topology.ancestors([label], graph.nodes) - {label}
+        for other in labels:
+            if other in before and not models[other].is_fitted:
+                alone = f"graph.freeze({label!r}), train {other!r} in a separate phase"
+                freeze = f"{alone}, then unfreeze the first and freeze the second"
+                fit = f"run FitPhase('fit', data=..., nodes={other!r}) first, or {freeze}"
+                raise PhaseError(
+                    f"phase {phase_label!r}: {label!r} learns from the output of {other!r}, which has not learned yet",
+                    hint=fit if models[other].has_fit else freeze,
+                )
+        for twin in _sharing(label, models):
+            if graph[twin].upstreams != graph[label].upstreams or twin in graph.frozen:
+                difference = "only one of them is frozen" if twin in graph.frozen else "their inputs differ"
+                raise PhaseError(
+                    f"phase {phase_label!r}: nodes {label!r} and {twin!r} share one estimator, but {difference}",
+                    hint="freeze both or neither, and use the same inputs for both, or use a separate estimator for "
+                    "each",
+                )
     return labels
-
-
-def _check_inputs_ready(
-    phase_label: str, label: str, labels: Sequence[str], graph: ModelGraph, models: Mapping[str, Estimator]
-) -> None:
-    before = topology.ancestors([label], graph.nodes) - {label}
-    for other in labels:
-        if other in before and not models[other].is_fitted:
-            alone = f"graph.freeze({label!r}), train {other!r} in a separate phase"
-            freeze = f"{alone}, then unfreeze the first and freeze the second"
-            fit = f"run FitPhase('fit', data=..., nodes={other!r}) first, or {freeze}"
-            raise PhaseError(
-                f"phase {phase_label!r}: {label!r} learns from the output of {other!r}, which has not learned yet",
-                hint=fit if models[other].has_fit else freeze,
-            )
-
-
-def _check_shared(phase_label: str, label: str, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
-    for other in _sharing(label, models):
-        if graph[other].upstreams != graph[label].upstreams or other in graph.frozen:
-            difference = "only one of them is frozen" if other in graph.frozen else "their inputs differ"
-            raise PhaseError(
-                f"phase {phase_label!r}: nodes {label!r} and {other!r} share one estimator, but {difference}",
-                hint="freeze both or neither, and use the same inputs for both, or use a separate estimator for each",
-            )
 
 
 def _sharing(label: str, models: Mapping[str, Estimator]) -> list[str]:

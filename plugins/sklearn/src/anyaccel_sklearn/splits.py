@@ -4,16 +4,119 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, permutations
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from anyaccel.data.roles import Names, listed
+from anyaccel.data.arrow_columns import contiguous, is_numeric
+from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.data.rows import Rows
 from anyaccel.data.splitting.random_split import rounded_counts
-from anyaccel.errors import SplitError
-from anyaccel_sklearn.group_keys import GroupKeys, group_keys
+from anyaccel.errors import ColumnError, SplitError
+
+
+@dataclass(frozen=True)
+class GroupKeys:
+    """Groups of rows with the same values in some columns.
+
+    Attributes:
+        codes: Group number of each row, int64 [n], from 0; rows with the same number have the same values.
+        columns: Name of each column, its distinct values, and the index of the value for each code, int64 [len(self)].
+    """
+
+    codes: np.ndarray
+    columns: tuple[tuple[str, Any, np.ndarray], ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0][2])
+
+    def shown(self, code: int) -> str:
+        """Return the values of a code for a message: `label=3, who='x'`."""
+        return ", ".join(f"{name}={_shown(values[int(which[code])])}" for name, values, which in self.columns)
+
+
+def group_keys(rows: Rows, by: Names, argument: str) -> GroupKeys:
+    """Group rows by one or several columns, of any role and any type with scalar values.
+
+    Args:
+        rows: Rows with these columns.
+        by: Name of the column, or several.
+        argument: Argument with the names, for messages.
+    """
+    names = names_of(by)
+    if not names:
+        raise SplitError(f"{argument} of {rows.label!r} names no column", hint=f"name one, or leave {argument} out")
+    encoded = [_encoded(rows, name, argument) for name in names]
+    codes = np.zeros(len(rows), np.int64)
+    for own, values in encoded:
+        # Renumbered after each column, so that the product stays small.
+        codes = np.unique(codes * len(values) + own, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    # Numbered by first row, so that neither the order of the names nor that of the values matters.
+    first = np.unique(codes, return_index=True)[1]
+    turn = np.argsort(first)
+    codes, first = np.argsort(turn)[codes], first[turn]
+    columns = [(name, values, own[first]) for name, (own, values) in zip(names, encoded, strict=True)]
+    return GroupKeys(codes, tuple(columns))
+
+
+def _encoded(rows: Rows, name: str, argument: str) -> tuple[np.ndarray, Any]:
+    """Return a code for each row, int64 [n], and the values by code."""
+    rows.role(name)
+    column = rows.column(name)
+    _check_values(name, column.is_null().to_numpy(), argument)
+    if not is_numeric(column.type):
+        if pa.types.is_dictionary(column.type):
+            decoded = column.cast(column.type.value_type)
+        elif isinstance(column.type, pa.BaseExtensionType):
+            decoded = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+        else:
+            decoded = column
+        array = contiguous(decoded)
+        try:
+            encoded = array.dictionary_encode()
+        except pa.ArrowNotImplementedError as error:
+            raise _not_scalar(name, f"values of type {array.type}", argument) from error
+        return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary
+    if rows.spec(name).shape:
+        raise _not_scalar(name, f"samples of shape {list(rows.spec(name).shape)}", argument)
+    array = rows.array(name)
+    _check_values(name, np.asarray(array != array), argument)
+    values, codes = np.unique(array, return_inverse=True)
+    return codes.reshape(-1).astype(np.int64), values
+
+
+def _check_values(name: str, missing: np.ndarray, argument: str) -> None:
+    if missing.any():
+        raise ColumnError(
+            f"{argument} cannot use column {name!r}, which has no value in {int(missing.sum())} of {len(missing)} "
+            f"rows, the first in row {int(missing.argmax())}",
+            cause="a null or NaN does not assign the row to a group",
+            hint="fill these places, or leave the rows out with filter() first",
+        )
+
+
+def _not_scalar(name: str, found: str, argument: str) -> ColumnError:
+    return ColumnError(
+        f"{argument} cannot use column {name!r}: it has {found}",
+        cause="strata and groups must be scalars: numbers, text, dates and similar types",
+        hint="add a column with one scalar per row, such as the name of a class",
+    )
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, pa.Scalar):
+        return repr(value.item())
+    try:
+        return repr(value.as_py())
+    except ValueError:  # nanoseconds, which Python's own times do not support
+        return str(pa.array([value]).cast(pa.string())[0])
+
+
+# -- splits ------------------------------------------------------------------------------------------------------------
 
 _DENOMINATOR = 10**6
 _MANY = 20  # strata; a continuous column has more than this
@@ -50,7 +153,9 @@ class SplitConstraints:
         Raises:
             SplitError: A stratum is too small, there are too few groups, or a group is in two strata.
         """
-        shares = _simplest(shares)
+        least = Fraction(1, _DENOMINATOR)
+        meant = {name: max(share.limit_denominator(_DENOMINATOR), least) for name, share in shares.items()}
+        shares = {name: share / sum(meant.values()) for name, share in meant.items()}
         counts = np.array([list(rounded_counts(label, len(order), shares).values())])
         stratum_of_row = np.zeros_like(order)
         if self._strata is not None:
@@ -61,7 +166,20 @@ class SplitConstraints:
             split_of_row = split_strata(stratum_of_row, counts)
         else:
             if self._strata is not None:
-                _check_nested(label, self._groups, self._strata)
+                # Check that all rows of a group are in one stratum
+                strata = self._strata
+                pairs = np.unique(self._groups.codes * len(strata) + strata.codes)
+                group_of_pair = pairs // len(strata)
+                crossing = np.flatnonzero(group_of_pair[1:] == group_of_pair[:-1])
+                if len(crossing):
+                    one, other = (int(pair) % len(strata) for pair in pairs[crossing[0] : crossing[0] + 2])
+                    raise SplitError(
+                        f"group {self._groups.shown(int(group_of_pair[crossing[0]]))} of {label!r} has rows of two "
+                        "strata",
+                        cause=f"{strata.shown(one)} and {strata.shown(other)}",
+                        hint="stratify by a value that is the same in all rows of a group, or leave stratify_by or "
+                        "group_by out",
+                    )
             first = np.unique(self._groups.codes[order], return_index=True)[1]
             _check_sizes(label, "groups", np.bincount(stratum_of_row[first]), shares, self._strata)
             split_of_row = split_groups(stratum_of_row, self._groups.codes[order], counts)
@@ -125,7 +243,13 @@ def assign_groups(sizes: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
         sizes: Rows of each group, int [groups]; at least as many groups as splits.
         wanted: Rows of each split, adding up to those of all groups.
     """
-    splits = _first_assignment(sizes, wanted)
+    lacking, empty = list(wanted), [split for split, count in enumerate(wanted) if count]
+    splits = np.zeros(len(sizes), np.int64)
+    for group, size in enumerate(sizes.tolist()):
+        choices = empty if len(sizes) - group <= len(empty) else range(len(wanted))
+        splits[group] = split = max(choices, key=lambda choice: lacking[choice])
+        lacking[split] -= size
+        empty = [other for other in empty if other != split]
     excess = np.bincount(splits, weights=sizes, minlength=len(wanted)).astype(np.int64) - np.asarray(wanted)
     while (swap := _best_swap(sizes, splits, excess, wanted)) is not None:
         giver, taker, large, small = swap
@@ -135,17 +259,6 @@ def assign_groups(sizes: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
                 splits[group] = target
                 excess[source] -= size
                 excess[target] += size
-    return splits
-
-
-def _first_assignment(sizes: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
-    lacking, empty = list(wanted), [split for split, count in enumerate(wanted) if count]
-    splits = np.zeros(len(sizes), np.int64)
-    for group, size in enumerate(sizes.tolist()):
-        choices = empty if len(sizes) - group <= len(empty) else range(len(wanted))
-        splits[group] = split = max(choices, key=lambda choice: lacking[choice])
-        lacking[split] -= size
-        empty = [other for other in empty if other != split]
     return splits
 
 
@@ -171,27 +284,6 @@ def _best_swap(
     return best
 
 
-def _check_nested(label: str, groups: GroupKeys, strata: GroupKeys) -> None:
-    """Check that all rows of a group are in one stratum."""
-    pairs = np.unique(groups.codes * len(strata) + strata.codes)
-    group_of_pair = pairs // len(strata)
-    crossing = np.flatnonzero(group_of_pair[1:] == group_of_pair[:-1])
-    if len(crossing):
-        first, second = (int(pair) % len(strata) for pair in pairs[crossing[0] : crossing[0] + 2])
-        raise SplitError(
-            f"group {groups.shown(int(group_of_pair[crossing[0]]))} of {label!r} has rows of two strata",
-            cause=f"{strata.shown(first)} and {strata.shown(second)}",
-            hint="stratify by a value that is the same in all rows of a group, or leave stratify_by or group_by out",
-        )
-
-
-def _simplest(shares: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """Return the intended fractions (0.1 as 1/10, which no float represents), adding up to 1."""
-    least = Fraction(1, _DENOMINATOR)
-    meant = {name: max(share.limit_denominator(_DENOMINATOR), least) for name, share in shares.items()}
-    return {name: share / sum(meant.values()) for name, share in meant.items()}
-
-
 def _check_sizes(
     label: str, what: str, sizes: np.ndarray, shares: Mapping[str, Fraction], strata: GroupKeys | None
 ) -> None:
@@ -200,7 +292,13 @@ def _check_sizes(
     if sizes[smallest] >= len(shares):
         return
     if strata is not None and len(sizes) >= _MANY and sizes.sum() < len(sizes) * max(2, len(shares)):
-        raise _continuous(label, sizes, strata)
+        names = [name for name, _, _ in strata.columns]
+        raise SplitError(
+            f"{label!r} cannot be stratified by {listed(names)}: {len(sizes)} different values in {int(sizes.sum())} "
+            "rows",
+            cause="every stratum needs a row for each split",
+            hint="stratify by bins of the values, such as a tag with pandas.qcut(values, 10, labels=False)",
+        )
     stratum = "" if strata is None else f"stratum {strata.shown(smallest)} of "
     others = "" if strata is None else f"; strata too small: {int((sizes < len(shares)).sum())} of {len(sizes)}"
     raise SplitError(
@@ -210,15 +308,6 @@ def _check_sizes(
         "stratum"
         if stratum
         else "use fewer splits, or give rows of more groups",
-    )
-
-
-def _continuous(label: str, sizes: np.ndarray, strata: GroupKeys) -> SplitError:
-    names = [name for name, _, _ in strata.columns]
-    return SplitError(
-        f"{label!r} cannot be stratified by {listed(names)}: {len(sizes)} different values in {int(sizes.sum())} rows",
-        cause="every stratum needs a row for each split",
-        hint="stratify by bins of the values, such as a tag with pandas.qcut(values, 10, labels=False)",
     )
 
 
@@ -237,11 +326,20 @@ def apportion(sizes: Sequence[int], shares: Sequence[Fraction], totals: Sequence
     ideal = [[share * size for share in shares] for size in sizes]
     base = np.array([[math.floor(count) for count in row] for row in ideal], dtype=np.int64)
     fractional = np.array([[count.denominator != 1 for count in row] for row in ideal], dtype=bool)
-    rounded_up = _round_up(sizes, ideal, base, fractional)
+    rounded_up = np.zeros(base.shape, dtype=bool)
+    owed = [Fraction(0)] * base.shape[1]
+    for stratum, size in enumerate(sizes):
+        owed = [due + count - math.floor(count) for due, count in zip(owed, ideal[stratum], strict=True)]
+        by_need = sorted(np.flatnonzero(fractional[stratum]).tolist(), key=lambda split: -owed[split])
+        for split in by_need[: size - int(base[stratum].sum())]:
+            rounded_up[stratum, split] = True
+            owed[split] -= 1
     assigned, n = base.sum(axis=0), sum(sizes)
     low = np.array([math.floor(share * n) for share in shares]) - assigned
     high = np.array([math.ceil(share * n) for share in shares]) - assigned
-    _settle(rounded_up, fractional, low, high, np.asarray(totals) - assigned)
+    for bound in (high, low, np.asarray(totals) - assigned):
+        while _shift(rounded_up, fractional, rounded_up.sum(axis=0) > bound, rounded_up.sum(axis=0) < bound):
+            pass
     return np.asarray(base + rounded_up)
 
 
@@ -256,34 +354,6 @@ def split_strata(strata: np.ndarray, counts: np.ndarray) -> np.ndarray:
     splits = np.tile(np.arange(counts.shape[1]), len(counts))
     split_of_row[np.argsort(strata, kind="stable")] = np.repeat(splits, counts.reshape(-1))
     return split_of_row
-
-
-def _round_up(
-    sizes: Sequence[int], ideal: Sequence[Sequence[Fraction]], base: np.ndarray, fractional: np.ndarray
-) -> np.ndarray:
-    """Return which counts are rounded up, bool [strata, splits], so that every stratum has all its rows."""
-    rounded_up = np.zeros(base.shape, dtype=bool)
-    owed = [Fraction(0)] * base.shape[1]
-    for stratum, size in enumerate(sizes):
-        owed = [due + count - math.floor(count) for due, count in zip(owed, ideal[stratum], strict=True)]
-        by_need = sorted(np.flatnonzero(fractional[stratum]).tolist(), key=lambda split: -owed[split])
-        for split in by_need[: size - int(base[stratum].sum())]:
-            rounded_up[stratum, split] = True
-            owed[split] -= 1
-    return rounded_up
-
-
-def _settle(
-    rounded_up: np.ndarray, fractional: np.ndarray, low: np.ndarray, high: np.ndarray, wanted: np.ndarray
-) -> None:
-    """Exchange counts rounded up until each split has `low` to `high` of them, and `wanted` if possible.
-
-    The bounds can always be met: the unrounded fractions meet them, and a table with whole sums that can be rounded at
-    all can be rounded so.
-    """
-    for bound in (high, low, wanted):
-        while _shift(rounded_up, fractional, rounded_up.sum(axis=0) > bound, rounded_up.sum(axis=0) < bound):
-            pass
 
 
 def _shift(rounded_up: np.ndarray, fractional: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> bool:

@@ -212,7 +212,19 @@ def _category(
     is_named = not isinstance(embed, (bool, str)) and name in embed
     if name not in as_categories and not is_named:
         if str(arrow_type) in ("string", "large_string"):
-            _check_text(name, column)
+            # Refuse text that is mostly numbers or dates, which would be wrong as categories without notice
+            for what in (NUMBERS, DATES):
+                share = share_like(column, what)
+                if share > 0.5:
+                    place, value = _first_other(column, what)
+                    others = f"; row {place} has {shown(value)}" if share < 1 else f", such as {shown(value)}"
+                    hint = f"read it as {what}, table[{name!r}] = {code_to_read(name, column, what)}"
+                    if what == DATES and is_order_unknown(column):
+                        hint += ", with dayfirst=True if the day comes first"
+                    raise ColumnError(
+                        f"column {name!r} is text, and {share:.0%} of its values look like {what}{others}",
+                        hint=f"{hint}; or take it as categories, categories=[{name!r}]",
+                    )
         if count >= _UNIQUE * n_present and n_present >= _FEWEST:
             treatment = f"identifies rows: {count:,} values in {n_present:,} rows"
             return _IDENTIFIER, TableColumn(name, "dropped", treatment, n_missing), None
@@ -269,26 +281,6 @@ def _counts_rows(column: Any) -> bool:
 def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:
     why = "no value in any row" if n_missing == n_rows else f"{shown(value, 40)} in all rows"
     return TableColumn(name, "dropped", why, n_missing)
-
-
-def _check_text(name: str, column: Any) -> None:
-    """Refuse text that is mostly numbers or dates, which would be wrong as categories without notice.
-
-    Raises:
-        ColumnError: More than half of the texts are numbers or dates.
-    """
-    for what in (NUMBERS, DATES):
-        share = share_like(column, what)
-        if share > 0.5:
-            place, value = _first_other(column, what)
-            others = f"; row {place} has {shown(value)}" if share < 1 else f", such as {shown(value)}"
-            hint = f"read it as {what}, table[{name!r}] = {code_to_read(name, column, what)}"
-            if what == DATES and is_order_unknown(column):
-                hint += ", with dayfirst=True if the day comes first"
-            raise ColumnError(
-                f"column {name!r} is text, and {share:.0%} of its values look like {what}{others}",
-                hint=f"{hint}; or take it as categories, categories=[{name!r}]",
-            )
 
 
 def _first_other(column: Any, what: str) -> tuple[int, Any]:

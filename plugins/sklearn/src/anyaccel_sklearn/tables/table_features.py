@@ -91,7 +91,9 @@ class TableFeatures:
             data: Data with the targets.
             losses: Losses on the model; a metric without a target compares what the first of them compares.
         """
-        scaled = _scaled_targets(data)
+        treated = [treatment_in(fitted) is not None for fitted in data.transforms]
+        later = data.transforms[treated.index(True) :] if any(treated) else ()
+        scaled = {name for fitted in later for name in fitted.results if name in data.targets}
         if isinstance(metrics, Mapping) or not scaled:  # EvalPhase refuses a mapping
             return metrics
         several: Sequence[Any] = metrics if isinstance(metrics, (list, tuple)) else [metrics]
@@ -115,13 +117,6 @@ class MetricInUnits:
     def __call__(self, outputs: np.ndarray, targets: np.ndarray) -> float:
         """Return the metric of outputs and targets after their scaling is undone."""
         return self.metric.compute(*(self._data.inverse(values, self._columns) for values in (outputs, targets)))
-
-
-def _scaled_targets(data: FeatureSet) -> set[str]:
-    """Return the targets that were transformed after features were built from a table, which only `fit` does."""
-    treated = [treatment_in(fitted) is not None for fitted in data.transforms]
-    later = data.transforms[treated.index(True) :] if any(treated) else ()
-    return {name for fitted in later for name in fitted.results if name in data.targets}
 
 
 def _in_units(metric: Metric, data: FeatureSet, scaled: set[str], usual: str) -> Metric:

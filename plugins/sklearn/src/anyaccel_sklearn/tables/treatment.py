@@ -157,7 +157,22 @@ class TableTreatment(TableTransform):
         texts = self._categories(table)
         places = self._places(texts)
         output = self._matrix(values, self._filled(values, places["encoded"]), places)
-        self._warn_of_news(values, gap_columns, texts, places)
+        news, unseen = [], []
+        is_gap = np.isnan(values)
+        if is_gap.any():
+            filled = [place for place in gap_columns if place not in self.gaps and is_gap[:, place].any()]
+            counts = [f"{gap_columns[place]!r} in {int(is_gap[:, place].sum())}" for place in filled]
+            if counts:
+                news.append(f"missing values, although training had none; they get the median: {listed(counts)}")
+        for part, (names, _) in self._encoders().items():
+            for name, column, place in zip(names, texts[part].T, places[part].T, strict=True):
+                new = column[place < 0].tolist()
+                if new:
+                    unseen.append(f"{name!r} in {len(new)} ({listed(map(repr, list(dict.fromkeys(new))[:3]))})")
+        if unseen:
+            news.append(f"categories that were not in training; they are treated as unknown: {listed(unseen)}")
+        if news:
+            warnings.warn(f"some of {len(values)} rows have {'; and '.join(news)}", TableWarning, user_level())
         return output
 
     # -- parts of the matrix -------------------------------------------------------------------------------------------
@@ -323,30 +338,6 @@ class TableTreatment(TableTransform):
         return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
     # -- values that were not in training ------------------------------------------------------------------------------
-
-    def _warn_of_news(
-        self,
-        values: np.ndarray,
-        gap_columns: dict[int, str],
-        texts: dict[str, np.ndarray],
-        places: dict[str, np.ndarray],
-    ) -> None:
-        news, unseen = [], []
-        is_gap = np.isnan(values)
-        if is_gap.any():
-            filled = [place for place in gap_columns if place not in self.gaps and is_gap[:, place].any()]
-            counts = [f"{gap_columns[place]!r} in {int(is_gap[:, place].sum())}" for place in filled]
-            if counts:
-                news.append(f"missing values, although training had none; they get the median: {listed(counts)}")
-        for part, (names, _) in self._encoders().items():
-            for name, column, place in zip(names, texts[part].T, places[part].T, strict=True):
-                new = column[place < 0].tolist()
-                if new:
-                    unseen.append(f"{name!r} in {len(new)} ({listed(map(repr, list(dict.fromkeys(new))[:3]))})")
-        if unseen:
-            news.append(f"categories that were not in training; they are treated as unknown: {listed(unseen)}")
-        if news:
-            warnings.warn(f"some of {len(values)} rows have {'; and '.join(news)}", TableWarning, user_level())
 
 
 def _is_none(values: np.ndarray) -> np.ndarray:

@@ -51,7 +51,14 @@ def fit_transform(
     elif isinstance(fit_on, str):
         view = rows.split(fit_on)
     else:
-        raise _no_fit_rows(fit_on, [*rows.splits, ALL], what)
+        splits = [*rows.splits, ALL]
+        what_was_passed = "a view of another feature set" if isinstance(fit_on, FeatureSetView) else repr(fit_on)
+        missing = f"{what} needs fit_on=, the rows to fit it to"
+        raise TransformError(
+            missing if fit_on is None else f"{what} cannot be fitted on {what_was_passed}",
+            available=f"splits: {listed(splits)}",
+            hint=f"write fit_on={splits[0]!r}; 'all' would include the rows that you evaluate on",
+        )
     # The padding of a row would be fitted as if it were data
     padded = next((name for name in names if padding_of(rows.schema.field(name)) is not None), None)
     if padded is not None:
@@ -60,53 +67,47 @@ def fit_transform(
             hint="transform the values before you create the FeatureSet",
         )
     table = rows.to_arrow()
-    request = FitRequest(
-        transform=transform,
-        columns=names,
-        fit_on=fit_on if isinstance(fit_on, str) else view.name,
-        fit_rows=view.rows,
-        role=_result_role(rows, names, role, into, what),
-        into=into,
-        what=what,
-    )
-    fitted, output = fit(table, request)
-    if role is None:
-        _check_tags(rows, names, output, what)
-    table, log = put(table, transforms.applied, fitted, output, what)
-    return table, log_of(log)
-
-
-def _result_role(rows: Rows, columns: Sequence[str], role: str | None, into: str | None, what: str) -> str | None:
-    """Return the requested role, or for a new column the role of its sources; None keeps the role of each column."""
     if role not in (None, *ROLES):
         raise TransformError(
             f"{what}: role={shown(role)} is not a role", available=listed(ROLES), hint="use one of these"
         )
     if into is None:
-        return role
-    if not isinstance(into, str) or not into or into in rows.columns:
-        raise TransformError(
-            f"{what}: into={into!r} is not a name for a new column",
-            available=f"columns: {listed(rows.columns)}",
-            hint="choose another name, or leave into= out to replace the column",
-        )
-    roles = {rows.role(name) for name in columns}
-    if role is None and len(roles) > 1:
-        raise TransformError(
-            f"{what}: the role of {into!r} is ambiguous", available=listed(sorted(roles)), hint="write role='feature'"
-        )
-    return role or roles.pop()
-
-
-def _check_tags(rows: Rows, names: Sequence[str], output: np.ndarray, what: str) -> None:
-    """Refuse numbers built from a text tag without a role: no model would see them as a tag."""
-    texts = [name for name in names if rows.role(name) == "tag" and not is_numeric(rows.schema.field(name).type)]
-    if texts and output.dtype.kind in KINDS:
-        raise TransformError(
-            f"{what} converts the tag {texts[0]!r} to numbers, but models cannot use a tag",
-            available=f"role={listed(map(repr, ROLES))}",
-            hint="write role='feature', or role='tag' to keep it a tag",
-        )
+        result_role = role
+    else:
+        if not isinstance(into, str) or not into or into in rows.columns:
+            raise TransformError(
+                f"{what}: into={into!r} is not a name for a new column",
+                available=f"columns: {listed(rows.columns)}",
+                hint="choose another name, or leave into= out to replace the column",
+            )
+        roles = {rows.role(name) for name in names}
+        if role is None and len(roles) > 1:
+            raise TransformError(
+                f"{what}: the role of {into!r} is ambiguous",
+                available=listed(sorted(roles)),
+                hint="write role='feature'",
+            )
+        result_role = role or roles.pop()
+    request = FitRequest(
+        transform=transform,
+        columns=names,
+        fit_on=fit_on if isinstance(fit_on, str) else view.name,
+        fit_rows=view.rows,
+        role=result_role,
+        into=into,
+        what=what,
+    )
+    fitted, output = fit(table, request)
+    if role is None:
+        texts = [name for name in names if rows.role(name) == "tag" and not is_numeric(rows.schema.field(name).type)]
+        if texts and output.dtype.kind in KINDS:
+            raise TransformError(
+                f"{what} converts the tag {texts[0]!r} to numbers, but models cannot use a tag",
+                available=f"role={listed(map(repr, ROLES))}",
+                hint="write role='feature', or role='tag' to keep it a tag",
+            )
+    table, log = put(table, transforms.applied, fitted, output, what)
+    return table, log_of(log)
 
 
 def transform_like(rows: Rows, transforms: Transforms, wanted: Sequence[FittedTransform]) -> tuple[Any, Transforms]:
@@ -135,24 +136,6 @@ def _is_skipped(fitted: FittedTransform, table: Any, what: str) -> bool:
         f"{what} cannot be applied without {listed(missing)}",
         available=f"columns: {listed(table.column_names)}",
         hint="add these columns, or fit a separate transform to columns that may be missing",
-    )
-
-
-def _no_fit_rows(fit_on: Any, splits: Sequence[str], what: str) -> TransformError:
-    """Return the error for `fit_on` that is neither the name of a split nor a view of the feature set.
-
-    Args:
-        fit_on: Value of the argument, or None.
-        splits: Names that are valid.
-        what: Transform to fit.
-    """
-    is_view = isinstance(fit_on, Rows) and fit_on.base is not fit_on
-    what_was_passed = "a view of another feature set" if is_view else repr(fit_on)
-    missing = f"{what} needs fit_on=, the rows to fit it to"
-    return TransformError(
-        missing if fit_on is None else f"{what} cannot be fitted on {what_was_passed}",
-        available=f"splits: {listed(splits)}",
-        hint=f"write fit_on={splits[0]!r}; 'all' would include the rows that you evaluate on",
     )
 
 
