@@ -405,8 +405,9 @@ def test_numbers_that_are_not_finite(hint: Any) -> None:
         printed.text = warned(train(), graph(1, data))
     assert np.isfinite(run(train(), graph(1, data.fit_transform(SimpleImputer(), ["x"], fit_on="all"))).loss).all()
     data = features(y=x[:, 0])
-    with hint("train without these rows: data={}.split({}).filter({{}: np.isfinite})") as printed:
+    with hint("train without these rows: data={}.split({}).filter({{}: {}})") as printed:
         printed.text = warned(train(), graph(1, data))
+    assert "filter({'y': np.isfinite})" in str(printed.text)
     assert np.isfinite(run(train(data=data.split("all").filter({"y": np.isfinite})), graph(1, data)).loss).all()
     data = features(y=x[:, :1])
     with hint("train without these rows: data={}.split({}).filter({{}: {}})") as printed:

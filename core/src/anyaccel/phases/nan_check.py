@@ -77,8 +77,7 @@ def notes(
                 condition = f"lambda rows: np.isfinite(rows).all({axes})" if axes else "np.isfinite"  # one value a row
                 hint = f"train without these rows: data={label}.split({split!r}).filter({{{name!r}: {condition}}})"
                 if role == "features":
-                    fit = f"fit_transform(SimpleImputer(), [{name!r}], fit_on={split!r})"
-                    hint = f"build the graph on {label}.{fit}"
+                    hint = f"build the graph on {label}.fit_transform(SimpleImputer(), [{name!r}], fit_on={split!r})"
                 problem = f"{role} {name!r} hold NaN in {count} of {len(feature_set)} rows; losses will be NaN."
                 found[f"{problem} Hint: {hint}"] = None
     return tuple(found)
