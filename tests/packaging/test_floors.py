@@ -130,7 +130,7 @@ FEATURES = {
 # What can be added to training, and is not known to the loop, in `phases`.
 LOOP_FEATURES = (
     *("checkpointing", "process_groups", "progress", "callbacks", "compile_policy", "nan_check"),
-    *("oom_recovery", "step_listeners", "loss_scale_report", "weight_averaging", "plateau"),
+    *("oom_recovery", "step_listeners", "weight_averaging", "plateau"),
 )
 
 

@@ -38,7 +38,6 @@ ORDER = (
     "oom_recovery",
     "oom_report",
     "nan_check",
-    "loss_scale_report",
     "loop_extension",
     "loss_accumulator",
     "executor.pipeline",

@@ -156,7 +156,7 @@ def test_the_step_of_an_entry_is_that_of_its_call():
     losses.add([pairs(backend, a=1.0), pairs(backend, b=1.0)] * 3, 2, 3)
     assert losses.first_not_finite() == {}
     losses.add([pairs(backend, a=np.nan)], 5)
-    losses.truncate(7)
+    losses.truncate(7, 5)
     losses.add([pairs(backend, a=1.0), pairs(backend, b=np.inf)] * 2, 5, 2)
     losses.add([Losses(backend, 4, ("a",), np.array([[1.0], [np.inf], [np.nan]]), 3)], 7, 3)
     assert losses.first_not_finite() == {"b": (5, np.inf), "a": (8, np.inf)}

@@ -1004,10 +1004,11 @@ def test_a_loader_that_cannot_repeat_has_a_snapshot_at_the_start_only(clock: Clo
         clock.now += 1.0
         recovery.after_call([])  # type: ignore[arg-type]
     assert taken == [0.0]
-    kept: list[int] = []
-    assert recovery.restore(SimpleNamespace(truncate=kept.append)) == 0 and kept == [0]  # type: ignore[arg-type]
+    kept: list[tuple[int, int]] = []
+    losses: Any = SimpleNamespace(truncate=lambda *position: kept.append(position))
+    assert recovery.restore(losses) == 0 and kept == [(0, 0)]
     recovery.ended()
-    assert recovery.restore(SimpleNamespace(truncate=kept.append)) is None  # type: ignore[arg-type]
+    assert recovery.restore(losses) is None
 
 
 # -- sizes of parts ----------------------------------------------------------------------------------------------------

@@ -108,17 +108,17 @@ def test_samples_are_those_of_the_steps_also_where_memory_ran_out_and_steps_were
 
 
 def test_counts_go_back_with_the_steps():
-    from anyaccel.phases.loop_extension import EpochTiming, SampleCount
+    from anyaccel.phases.loss_accumulator import EpochTiming, LossAccumulator
 
-    count = SampleCount()
-    count.add(0, 10, 4)
-    count.add(10, 5, 4)
-    count.add(15, 1, 2)
-    assert count.timing(1.0) == EpochTiming(steps=16, samples=62, seconds=1.0)
-    count.back_to(12)
-    assert count.timing(1.0) == EpochTiming(steps=12, samples=48, seconds=1.0)
-    count.add(12, 3, 8)
-    assert count.timing(1.0) == EpochTiming(steps=15, samples=72, seconds=1.0)
+    losses = LossAccumulator()
+    losses.add((), 0, 12, 4)
+    losses.add((), 12, 3, 4)
+    losses.add((), 15, 1, 2)
+    assert losses.timing(1.0) == EpochTiming(steps=16, samples=62, seconds=1.0)
+    losses.truncate(0, 12)
+    assert losses.timing(1.0) == EpochTiming(steps=12, samples=48, seconds=1.0)
+    losses.add((), 12, 3, 8)
+    assert losses.timing(1.0) == EpochTiming(steps=15, samples=72, seconds=1.0)
 
 
 def test_activations_of_numpy_are_what_simulated_devices_count():

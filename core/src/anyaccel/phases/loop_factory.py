@@ -8,8 +8,7 @@ from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.evaluation import Validation
 from anyaccel.phases.hooks import EpochHooks
 from anyaccel.phases.loop_extension import UNLIMITED, CallInProgress, LoopExtension
-from anyaccel.phases.loss_scale_report import LossScaleReport
-from anyaccel.phases.nan_check import NonFiniteLosses
+from anyaccel.phases.nan_check import LossScaleReport, NonFiniteLosses
 from anyaccel.phases.oom_recovery import EpochRecovery
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.progress.throttled import ProgressReports

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,21 @@ from anyaccel.phases.executor.cross_segment import Losses
 
 LossSums = dict[str, tuple[float, float]]
 """Sum and weight, by label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTiming:
+    """An epoch, or the rest of one that continues after a checkpoint, without its validation.
+
+    Attributes:
+        steps: Optimizer steps.
+        samples: Rows that they took, of the feature set with the most; pairs and triplets count as one.
+        seconds: Their duration.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
 
 
 class LossAccumulator:
@@ -30,11 +46,11 @@ class LossAccumulator:
         self.weightless: tuple[str, ...] = ()
         self._losses: list[Losses] = []
         self._before: dict[str, tuple[float, float]] = {}
-        self._calls: list[tuple[int, int, int]] = []  # number of entries before, first step, steps
+        self._calls: list[tuple[int, int, int, int]] = []  # number of entries before, first step, steps, rows of a step
 
-    def add(self, losses: Iterable[Losses], first_step: int = 0, n_steps: int = 1) -> None:
-        """Keep the losses of `n_steps` steps, which one call has done, without waiting for them."""
-        self._calls.append((len(self._losses), first_step, n_steps))
+    def add(self, losses: Iterable[Losses], first_step: int = 0, n_steps: int = 1, n_rows: int = 0) -> None:
+        """Keep the losses of `n_steps` steps of `n_rows` rows, which one call has done, without waiting for them."""
+        self._calls.append((len(self._losses), first_step, n_steps, n_rows))
         self._losses.extend(losses)
 
     def go_on_after(self, sums: Mapping[str, tuple[float, float]]) -> None:
@@ -44,11 +60,18 @@ class LossAccumulator:
     def __len__(self) -> int:
         return len(self._losses)
 
-    def truncate(self, length: int) -> None:
-        """Keep only the first `length` entries; the steps of the others are done again."""
+    def truncate(self, length: int, step: int) -> None:
+        """Keep only the first `length` entries, those of the calls before a step; it and later ones are done again."""
         del self._losses[length:]
-        while self._calls and self._calls[-1][0] >= length:
+        while self._calls and self._calls[-1][1] >= step:
             self._calls.pop()
+
+    def timing(self, seconds: float) -> EpochTiming:
+        """Return the number of steps that were added and of their rows, with the duration of all."""
+        steps = samples = 0
+        for _, _, n_steps, n_rows in self._calls:
+            steps, samples = steps + n_steps, samples + n_steps * n_rows
+        return EpochTiming(steps=steps, samples=samples, seconds=seconds)
 
     def means(self) -> dict[str, float]:
         """Return means over everything that was added, by label, in float64. Waits for the devices."""
@@ -84,8 +107,8 @@ class LossAccumulator:
         """
         first: dict[str, tuple[int, float]] = {}
         for i, losses in enumerate(self._losses):
-            call = bisect_right(self._calls, (i, math.inf, 0)) - 1
-            begin, step, n_steps = self._calls[call]
+            call = bisect_right(self._calls, (i, math.inf, 0, 0)) - 1
+            begin, step, n_steps, _ = self._calls[call]
             if losses.pairs is None:
                 columns = _host_columns(losses)[0]
             else:  # entries of single steps are spread evenly over the steps of a call

@@ -236,7 +236,7 @@ class EpochRecovery(LoopExtension):
         for callback, state in zip(self._callbacks, self._last.heard, strict=True):
             if state:
                 callback.load_state_dict(state)
-        losses.truncate(self._last.n_losses)
+        losses.truncate(self._last.n_losses, self._last.step)
         return self._last.step
 
     def after_trial(self, trial: Callable[[], bool]) -> bool:

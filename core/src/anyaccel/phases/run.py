@@ -20,8 +20,7 @@ from anyaccel.graph import ModelGraph, ModelNode, Plan
 from anyaccel.phases.executor.cross_segment import Losses, PipelineStage
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.residency import state_slots
-from anyaccel.phases.loop_extension import EpochTiming
-from anyaccel.phases.loss_accumulator import LossAccumulator, step_means
+from anyaccel.phases.loss_accumulator import EpochTiming, LossAccumulator, step_means
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.precision import LossScaleState
 from anyaccel.printable import printable, size

@@ -17,7 +17,6 @@ from anyaccel.phases.loop_extension import (
     LoopExtension,
     Moments,
     PendingCalls,
-    SampleCount,
     StepPacing,
 )
 from anyaccel.phases.loss_accumulator import LossAccumulator
@@ -55,7 +54,6 @@ class TrainLoop:
         self._rows, self._group, self._in_progress = rows, group, in_progress
         self._at = Moments(extensions)
         self._pacing, self._pending = StepPacing(), PendingCalls()
-        self._samples = SampleCount()  # of the epoch that is running
 
     def run(self) -> None:
         """Run all remaining epochs, or fewer if the run is asked to stop."""
@@ -91,7 +89,7 @@ class TrainLoop:
             begin()
         if run.stopped:
             return
-        began, self._samples = time.perf_counter(), SampleCount()
+        began = time.perf_counter()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._group.random_key))
         losses = LossAccumulator(self._group.total)
         for begin in self._at.steps_begin:
@@ -103,7 +101,6 @@ class TrainLoop:
             failed_at = run.step
             if not any(failed(means, losses) for failed in self._at.failed):
                 raise means
-            self._samples.back_to(run.step)
             self._pending.clear()
             for repeat in self._at.went_back:
                 repeat(failed_at - run.step)
@@ -120,7 +117,7 @@ class TrainLoop:
         total = total if trained else means.get("loss", math.nan)
         figures = {} if self._phase.step is None else means  # what a custom step returns, instead of losses
         run.history.append(Epoch(number, total, trained, run.step, seconds, step_figures=figures))
-        run.timing = self._samples.timing(seconds)
+        run.timing = losses.timing(seconds)
         for end in self._at.epoch_ends:
             end()
 
@@ -192,9 +189,8 @@ class TrainLoop:
             step_losses = call.train(call)
         first = run.step - call.n_counted
         self._in_progress.n_steps = 0
-        self._samples.add(first, call.n_steps, call.size.rows)
         try:
-            losses.add(step_losses, first, call.n_steps)
+            losses.add(step_losses, first, call.n_steps, call.size.rows)
             for done in self._at.call_done:
                 done(call, first, step_losses)
         finally:  # the steps are done, whatever others raise

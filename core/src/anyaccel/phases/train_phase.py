@@ -300,32 +300,27 @@ class TrainPhase(Phase):
                 watched.append(("ReduceLROnPlateau", it.monitor, it.mode))
         if self.checkpoint is not None and self.checkpoint.keep_best is not None:
             watched.append(("Checkpoint(keep_best=...)", self.checkpoint.keep_best, self.checkpoint.mode))
-        for who, name, mode in watched:
-            self._check_monitored(who, name)
-            if not mode:
-                raise unknown_mode(name, f"{who.partition('(')[0]}: ")
-
-    def _check_monitored(self, who: str, name: str) -> None:
-        """Refuse a value that no epoch will have.
-
-        One is let through where it is known only when the phase runs: the figures of a custom step, losses without a
-        node, and metrics of several nodes.
-        """
-        validation, is_validation = self.validation, name.startswith("val_")
+        if not watched:
+            return
+        validation = self.validation
         evaluated = validation.losses or self.losses if validation is not None else ()
         metrics = [] if validation is None else [metric.label for metric in validation.metrics]
         values = ["loss", *(f"loss.{loss.label}" for loss in self.losses)] if self.losses else []
         if evaluated:
             values += ["val_loss", *(f"val_loss.{loss.label}" for loss in evaluated)]
         values += [f"val_{label}" for label in metrics]
-        if name in values or (is_validation and any(name.endswith(f".{label}") for label in metrics)):
-            return
-        if is_validation and validation is None:
-            raise unknown_value(who, name, self.label, values, validates=False)
-        losses = evaluated if is_validation else self.losses
-        is_open = name.startswith(("loss.", "val_loss.")) and any(not loss.on for loss in losses)
-        if self.step is None and losses and not is_open:
-            raise unknown_value(who, name, self.label, values, validates=validation is not None)
+        for who, name, mode in watched:
+            is_validation = name.startswith("val_")
+            losses = evaluated if is_validation else self.losses
+            # Some are known only when the phase runs: figures of a custom step, losses without a node, and metrics of
+            # several nodes.
+            is_open = name.startswith(("loss.", "val_loss.")) and any(not loss.on for loss in losses)
+            is_open = is_open or (is_validation and any(name.endswith(f".{label}") for label in metrics))
+            is_sure = (is_validation and validation is None) or (self.step is None and losses and not is_open)
+            if name not in values and is_sure:
+                raise unknown_value(who, name, self.label, values, validates=validation is not None)
+            if not mode:
+                raise unknown_mode(name, f"{who.partition('(')[0]}: ")
 
     # -- how it is planned and run ---------------------------------------------------------------------------------
 
