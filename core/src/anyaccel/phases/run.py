@@ -445,8 +445,18 @@ def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, 
         batch_size: Rows of a step.
         custom_step: Whether the step is a custom step.
     """
-    gaps: dict[str, str] = {}
-    cost, why = _cost(stages, batch_size, custom_step)
+    gaps, cost, why = dict[str, str](), StepCost(), ""
+    costs = stages[0].backend.capability(StepCosts)
+    if custom_step or len(stages) != 1:
+        why = "the phase has a custom step" if custom_step else "a step has several segments"
+    elif costs is None:
+        why = f"the plugin of {stages[0].backend.framework} does not report the work of a step"
+    else:
+        try:
+            cost = costs.step_cost(stages[0].segment, batch_size)
+        except Exception as error:  # of a user's model or loss, which may take no rows of zeros
+            release_frames(error)
+            why = f"measuring a step failed: {type(error).__name__}: {error}"
     if not cost.activations:
         gaps["activations"] = why
     if cost.flops is None:
@@ -455,22 +465,6 @@ def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, 
     if unknown:
         gaps["model_flops_utilization"] = unknown
     return MeasuredWork(cost=cost, rate=rate, not_covered=gaps)
-
-
-def _cost(stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -> tuple[StepCost, str]:
-    """The cost of a step, and why it is empty."""
-    if custom_step or len(stages) != 1:
-        why = "the phase has a custom step" if custom_step else "a step has several segments"
-        return StepCost(), why
-    segment, backend = stages[0].segment, stages[0].backend
-    costs = backend.capability(StepCosts)
-    if costs is None:
-        return StepCost(), f"the plugin of {backend.framework} does not report the work of a step"
-    try:
-        return costs.step_cost(segment, batch_size), ""
-    except Exception as error:  # of a user's model or loss, which may take no rows of zeros
-        release_frames(error)
-        return StepCost(), f"measuring a step failed: {type(error).__name__}: {error}"
 
 
 def _rate(plan: Plan) -> tuple[float | None, str]:

@@ -273,17 +273,85 @@ class TrainPhase(Phase):
         return super().read_settings({"sampler": {}, **settings})
 
     def check_settings(self) -> None:
+        """Check settings that depend on each other.
+
+        Raises:
+            PhaseError: a custom step that is not a function, or beside losses, a precision, batches to accumulate, or
+                compiled steps; or a validation that is not an EvalPhase, has a loss that is neither trained nor can be
+                computed from its outputs alone, or has a precision or an accelerator that the training does not have.
+        """
+        step: Any = self.step
+        where, validation = f"phase {self.label!r}", self.validation
         if self.accumulate > 1:
             check_accumulation(self.label, self.losses)
-        if self.step is not None:
-            _check_custom_step(self, self.step, self.accumulate)
-        if self.validation is not None:
-            _check_validation(self, self.validation, custom_step=self.step is not None)
-        elif self.validate_every != 1:
+        if step is not None:
+            if not callable(step):
+                raise PhaseError(
+                    f"{where}: step must be a function of (models, batch, optimizers), got {shown(step)}",
+                    hint="write step=FUNCTION",
+                )
+            if self.losses:
+                raise PhaseError(
+                    f"{where} has both losses and a custom step, which computes its own losses",
+                    hint="leave losses out; pass losses of the validation to it: "
+                    "validation=EvalPhase(..., losses=[...])",
+                )
+            if self.precision is not None:
+                raise PhaseError(
+                    f"{where} has precision={self.precision!r} and a custom step, which sets its own precision",
+                    hint="leave precision out, and cast in the step, for example with the framework's autocast",
+                )
+            if self.accumulate > 1:
+                raise PhaseError(
+                    f"{where} has both accumulate={self.accumulate} and a custom step",
+                    hint="leave accumulate out, and add up gradients in the step",
+                )
+            if self.compile == "steps":
+                raise PhaseError(
+                    f"{where} has both compile='steps' and a custom step, which runs uncompiled",
+                    hint="leave compile out, and compile parts of the step with your framework's compiler",
+                )
+        if validation is None:
+            if self.validate_every != 1:
+                raise PhaseError(
+                    f"{where} has validate_every={self.validate_every} but no validation",
+                    hint="write validation='SPLIT', or leave it out",
+                )
+        elif not isinstance(validation, EvalPhase):
             raise PhaseError(
-                f"phase {self.label!r} has validate_every={self.validate_every} but no validation",
-                hint="write validation='SPLIT', or leave it out",
+                f"{where}: validation must be an EvalPhase or the name of a split, got {shown(validation)}",
+                hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
             )
+        else:
+            for loss in validation.losses if step is None else ():
+                of_outputs = len(loss.inputs) == 2 and loss.inputs[0] == "outputs" and loss.loss.own is None
+                is_measured = of_outputs and not loss.inputs[1].startswith("outputs") and not loss.weights
+                if is_measured or trained_as(loss, self.losses) is not None:
+                    continue
+                others, differs = [trained for trained in self.losses if trained.on == loss.on], "is new"
+                if others:
+                    names = {"loss": "the loss", "inputs": "inputs", "sample_weight": "sample_weight", "mask": "mask"}
+                    words = [word for name, word in names.items() if getattr(loss, name) != getattr(others[0], name)]
+                    differs = f"differs in {' and '.join(words)} from that of the training"
+                raise PhaseError(
+                    f"{where}: the loss {loss.label!r} of the validation {differs}: it is not trained; in addition to "
+                    "the trained losses, a validation computes only named losses of outputs and targets without weight "
+                    "columns",
+                    hint="leave losses out of the validation, and run a separate EvalPhase with this one after "
+                    "training",
+                )
+            for name in ("precision", "matmul_precision"):
+                own, theirs = getattr(self, name), getattr(validation, name)
+                if theirs not in (None, own):
+                    raise PhaseError(
+                        f"{where} trains with {name}={own!r} but validates with {theirs!r}",
+                        hint=f"leave {name} out of the validation: it follows the training",
+                    )
+            if validation.accelerator not in (None, self.accelerator):
+                raise PhaseError(
+                    f"{where} trains on {self.accelerator or 'cpu:0'} but validates on {validation.accelerator}",
+                    hint="leave accelerator out of the validation: it runs where the nodes are",
+                )
         self.check_monitors(self.callbacks)
 
     def check_monitors(self, callbacks: Iterable[Callback]) -> None:
@@ -347,90 +415,3 @@ class TrainPhase(Phase):
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> TrainResults:
         return TrainResults(epochs=tuple(run.history), stop_reason=run.stop_reason, **record)
-
-
-def _check_validation(training: TrainPhase, validation: Any, *, custom_step: bool) -> None:
-    """Check that a validation is computed like the training, and by losses of it.
-
-    Args:
-        training: The TrainPhase.
-        validation: The argument.
-        custom_step: Whether the training has a custom step, and so no losses.
-
-    Raises:
-        PhaseError: it is not an EvalPhase, has a loss that is neither trained nor can be computed from its outputs
-            alone, or has a precision or an accelerator that the training does not have.
-    """
-    where = f"phase {training.label!r}"
-    if not isinstance(validation, EvalPhase):
-        raise PhaseError(
-            f"{where}: validation must be an EvalPhase or the name of a split, got {shown(validation)}",
-            hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
-        )
-    for loss in validation.losses:
-        is_plain = len(loss.inputs) == 2 and loss.inputs[0] == "outputs" and not loss.inputs[1].startswith("outputs")
-        is_measured = loss.loss.own is None and is_plain and not loss.weights
-        if not custom_step and trained_as(loss, training.losses) is None and not is_measured:
-            others, differs = [trained for trained in training.losses if trained.on == loss.on], "is new"
-            if others:
-                names = {"loss": "the loss", "inputs": "inputs", "sample_weight": "sample_weight", "mask": "mask"}
-                differing = [word for name, word in names.items() if getattr(loss, name) != getattr(others[0], name)]
-                differs = f"differs in {' and '.join(differing)} from that of the training"
-            raise PhaseError(
-                f"{where}: the loss {loss.label!r} of the validation {differs}: it is not trained; in addition to "
-                "the trained losses, a validation computes only named losses of outputs and targets without weight "
-                "columns",
-                hint="leave losses out of the validation, and run a separate EvalPhase with this one after training",
-            )
-    for name in ("precision", "matmul_precision"):
-        own, theirs = getattr(training, name), getattr(validation, name)
-        if theirs not in (None, own):
-            raise PhaseError(
-                f"{where} trains with {name}={own!r} but validates with {theirs!r}",
-                hint=f"leave {name} out of the validation: it follows the training",
-            )
-    if validation.accelerator not in (None, training.accelerator):
-        raise PhaseError(
-            f"{where} trains on {training.accelerator or 'cpu:0'} but validates on {validation.accelerator}",
-            hint="leave accelerator out of the validation: it runs where the nodes are",
-        )
-
-
-def _check_custom_step(phase: TrainPhase, step: Any, accumulate: int) -> None:
-    """Check a custom step, and that no setting is about steps that anyaccel derives from losses.
-
-    Args:
-        phase: Phase with this step.
-        step: Argument of the user.
-        accumulate: Batches per step.
-
-    Raises:
-        PhaseError: it is not a function, or the phase has losses, a precision, batches to accumulate, or steps to be
-            compiled.
-    """
-    where = f"phase {phase.label!r}"
-    if not callable(step):
-        raise PhaseError(
-            f"{where}: step must be a function of (models, batch, optimizers), got {shown(step)}",
-            hint="write step=FUNCTION",
-        )
-    if phase.losses:
-        raise PhaseError(
-            f"{where} has both losses and a custom step, which computes its own losses",
-            hint="leave losses out; pass losses of the validation to it: validation=EvalPhase(..., losses=[...])",
-        )
-    if phase.precision is not None:
-        raise PhaseError(
-            f"{where} has precision={phase.precision!r} and a custom step, which sets its own precision",
-            hint="leave precision out, and cast in the step, for example with the framework's autocast",
-        )
-    if accumulate > 1:
-        raise PhaseError(
-            f"{where} has both accumulate={accumulate} and a custom step",
-            hint="leave accumulate out, and add up gradients in the step",
-        )
-    if phase.compile == "steps":
-        raise PhaseError(
-            f"{where} has both compile='steps' and a custom step, which runs uncompiled",
-            hint="leave compile out, and compile parts of the step with your framework's compiler",
-        )
