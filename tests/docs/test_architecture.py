@@ -381,7 +381,10 @@ TOYS = {
             ),
             "results/events.py": (('    "metric",\n)', '    "metric",\n    "calls",\n)'),),
             "phases/loop_factory.py": (
-                ("    return [\n", "    return [\n        CallCounter(run),\n"),
+                (
+                    "    extensions.append(EpochHooks(",
+                    "    extensions.append(CallCounter(run))\n    extensions.append(EpochHooks(",
+                ),
                 (
                     "from anyaccel.phases.train_loop import TrainLoop",
                     "from anyaccel.phases.call_counter import CallCounter\n"
