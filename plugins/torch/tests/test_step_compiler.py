@@ -91,6 +91,7 @@ def test_models_that_cannot_be_compiled_raise_compile_error(
     with pytest.raises(CompileError, match=message):
         program.compile([x, y], [order, order], 4)
     assert model.calls == 0 and float(model.seen) == 0 and program.compiled_as == ""
+    vars(program)["_compiler"]._eager_time = (200e-6, 4)
     assert program.estimate_compile(100) is None
     assert program.train_steps([x, y], [order, order], 0, 3, 4).shape == (3, 1)
 
@@ -112,7 +113,9 @@ def test_unsupported_optimizers_and_sizes_raise_compile_error(
         CompileError, match=r"steps with the optimizer NAdam cannot be compiled.*Available: sgd, momentum, adam, adamw"
     ):
         compile(backend, own, data)
-    assert backend.build(own).estimate_compile(100) is None  # type: ignore[attr-defined]
+    program: Any = backend.build(own)
+    vars(program)["_compiler"]._eager_time = (200e-6, 4)
+    assert program.estimate_compile(100) is None
     with pytest.raises(CompileError, match=r"gradients are sparse.*sparse=False"):
         compile(backend, segment_of(Sparse()), data)
     with pytest.raises(CompileError, match=r"steps of 5 rows in 2 micro-batches .*: they are not equal"):
@@ -193,6 +196,7 @@ def test_failed_or_interrupted_compilation_restores_everything(
         program.compile([x, y], [order, order], 4)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state()) and program.compiled_as == ""
+    vars(program)["_compiler"]._eager_time = (200e-6, 4)
     assert (program.estimate_compile(100) is None) is (error is ValueError)
     assert program.optimizer_states()["a"].step == 0
 
@@ -260,14 +264,14 @@ def test_slower_or_wrong_compiled_steps_raise_compile_error(
 def test_estimates_depend_on_model_and_cache(
     backend: TorchBackend, segment_of: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Small models pay, heavy ones do not; cached compilations take less time."""
+    """Short steps of few operations pay, others do not; cached compilations take less time."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(estimate, "_compile_seconds", {})
     monkeypatch.setattr(estimate, "_operation_seconds", lambda: 1e-6)
     program: Any = backend.build(segment_of(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))))
-    assert program.estimate_compile(1) is None
-    assert 0 < program.estimate_compile(100).step_ratio < 1
+    assert program.estimate_compile(100) is None  # no step was measured
     vars(program)["_compiler"]._eager_time = (200e-6, 4)
+    assert program.estimate_compile(1) is None
     first = program.estimate_compile(100)
     assert first.step_ratio == pytest.approx((0.12 * 106 + 94) / 200) and first.compile_seconds > 10
     request = vars(program)["_compiler"]._request(torch.device("cpu"))
@@ -282,8 +286,6 @@ def test_estimates_depend_on_model_and_cache(
     monkeypatch.setattr(toolchain_check, "compiler", lambda: "")
     vars(program)["_compiler"]._eager_time = (200e-6, 4)
     assert program.estimate_compile(100) is None
-    big: Any = backend.build(segment_of(nn.Sequential(nn.Linear(3, 2000), nn.Linear(2000, 100), nn.Linear(100, 1))))
-    assert big.estimate_compile(100) is None
 
 
 OFF = """

@@ -21,6 +21,8 @@ from anyaccel.user_level import user_level
 
 _TIMED_SECONDS, _TIMED_SHARE = 0.02, 0.02
 """Plain steps are timed for so long, or for this share of the compilation, before a decision."""
+_LEAST_COMPILATION = 0.3
+"""Seconds: no compilation that takes time at all saves something if the remaining steps take less."""
 _MOST_COMPILATIONS = 10
 """As many cost no more than the first plain step, where a framework compiles each of its operations for that."""
 
@@ -38,6 +40,9 @@ class CompilePolicy(LoopExtension):
 
     Compiled code is dropped if a Python value it has read changes. After the second change of one value, `auto`
     expects another change after as many steps as before, and compiles if that pays off for these steps.
+
+    An estimate costs time, and a framework may import its compiler for it: none is requested until steps were timed,
+    except before the first step, or if the remaining steps are short.
 
     If everything is computed on the host, the time of a step is the processor time if that is less than the elapsed
     time: otherwise the load of other processes would make a compilation seem worthwhile.
@@ -130,7 +135,10 @@ class CompilePolicy(LoopExtension):
         elif self._mode == "steps":
             self._compile(runner, size, "as the phase asks")
         else:
-            if self._estimate is None or self._timed_seconds >= 2 * self._asked_at:  # it is known better by now
+            is_due = self._estimate is None or self._timed_seconds >= 2 * self._asked_at  # it is known better by now
+            if self._timed_steps and self._steps_left is not None:
+                is_due = is_due and self._steps_left * self._step_seconds >= _LEAST_COMPILATION
+            if is_due and (self._timed_steps or not self._plain_calls):
                 self._estimate = runner.program.estimate_compile(self._max_call_steps)
                 self._asked_at = self._timed_seconds
             estimate = self._estimate
@@ -233,6 +241,10 @@ class CompilePolicy(LoopExtension):
                 "a step_end hook runs after every step, and single steps are not "
                 "compiled; set every_n_steps=50 on the callback, or use steps_done, which runs once for many steps"
             )
+        elif self._plain_seconds < _LEAST_COMPILATION:
+            self._log_plain(f"they took {_duration(self._plain_seconds)} in all, less than a compilation")
+        elif not self._timed_steps:
+            self._log_plain("the phase ended before uncompiled steps were timed")
         else:
             self._log_plain("the backend cannot compile them, or expects little gain; compile='steps' tries it")
 

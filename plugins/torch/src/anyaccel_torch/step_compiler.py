@@ -98,13 +98,18 @@ class StepCompiler:
         return (batch, n_micro) in self._compiled
 
     def estimate(self, max_steps: int) -> CompileEstimate | None:
-        """Estimate the gain of compiling, from measured uncompiled steps and from earlier compilations."""
+        """Estimate the gain of compiling, from measured uncompiled steps and from earlier compilations.
+
+        None before an uncompiled step was measured: nothing can be said then, and torch's compiler is not imported.
+        """
+        if self._segment.compile == "off" or max_steps < 2 or self._compiled or self._failed or not self._eager_time:
+            return None
         device = self._compilable_device()
-        if self._segment.compile == "off" or max_steps < 2 or self._compiled or self._failed or device is None:
+        if device is None:
             return None
         from anyaccel_torch.compiling.estimate import estimate_compile
 
-        return estimate_compile(self._request(device), self._eager_time[1] if self._eager_time else 0)
+        return estimate_compile(self._request(device), self._eager_time[1])
 
     def needs_compiling(self, batch: int, n_micro: int) -> bool:
         """Whether steps of this size are to be compiled; not those of a last, smaller batch, as it would not pay."""

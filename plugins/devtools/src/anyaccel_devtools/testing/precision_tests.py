@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from anyaccel.backend import MultiStepProgram, Program
+from anyaccel.errors import CompileError
 from anyaccel.precision import (
     PRECISIONS,
     ComputesPrecision,
@@ -130,7 +132,8 @@ class ScaledStepTests(Subject):
         order = harness.put_indices(np.arange(16))
         arguments = [harness.put(x), harness.put(t)], [order, order]
         if compile_steps:
-            program.compile(*arguments, 4) if program.estimate_compile(4) is not None else None
+            with contextlib.suppress(CompileError):  # a backend may refuse; steps then stay uncompiled
+                program.compile(*arguments, 4)
         program.train_steps(*arguments, 0, 4, 4)
         assert isinstance(program, ScalesLosses)
         state, steps = program.loss_scale_state(), program.optimizer_states()[NODE].step

@@ -14,14 +14,13 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError
 from anyaccel_torch import keras
 from anyaccel_torch.compiling import toolchain_check
 from anyaccel_torch.compiling.spec import CompileRequest
-from anyaccel_torch.compiling.steps import FLAT_UP_TO, check_optimizers
+from anyaccel_torch.compiling.steps import check_optimizers
 
 # Measured seconds: a first compilation on a machine, one whose C++ is on disk already, what a layer adds, and one that
 # this process has made before.
@@ -34,7 +33,6 @@ MAX_RATIO = 0.85
 
 CUDA_GRAPH_ESTIMATE = 1.0, 0.3
 """A guess, as no CUDA graph was measured yet."""
-_HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 
 _compile_seconds: dict[str, float] = {}
 
@@ -42,9 +40,11 @@ _compile_seconds: dict[str, float] = {}
 def estimate_compile(request: CompileRequest, batch: int) -> CompileEstimate | None:
     """Return the cost and gain of compiling steps of a program; None if it cannot be done or would not pay.
 
+    Compiled steps lose the overhead between operations, and keep the operations.
+
     Args:
         request: The program, with the time of an uncompiled step.
-        batch: Rows of that step; 0 before any.
+        batch: Rows of that step.
     """
     try:
         check_optimizers(request)
@@ -54,24 +54,16 @@ def estimate_compile(request: CompileRequest, batch: int) -> CompileEstimate | N
         return None
     if request.device.type == "cuda":
         return CompileEstimate(*CUDA_GRAPH_ESTIMATE)
-    ratio = _measured_ratio(request) if request.eager_seconds else _guessed_ratio(request)
+    n_layers, eager = sum(not list(part.children()) for part in request.module.models.modules()), request.eager_seconds
+    overhead = min((STEP_OVERHEAD + LAYER_OVERHEAD * n_layers) * _operation_seconds(), eager)
+    ratio = (REMAINING_OVERHEAD * overhead + (eager - overhead)) / eager
     if ratio > MAX_RATIO or not toolchain_check.compiler():
         return None
-    return CompileEstimate(_expected_seconds(request, request_key(request, batch)), ratio)
-
-
-def _measured_ratio(request: CompileRequest) -> float:
-    """Compiled steps lose the overhead between operations, and keep the operations."""
-    eager = request.eager_seconds
-    overhead = min((STEP_OVERHEAD + LAYER_OVERHEAD * len(_layers(request))) * _operation_seconds(), eager)
-    return (REMAINING_OVERHEAD * overhead + (eager - overhead)) / eager
-
-
-def _guessed_ratio(request: CompileRequest) -> float:
-    """Guess before any step was measured: small models without convolutions are worth a try."""
-    size = sum(parameter.numel() for parameter in request.trained)
-    heavy = any(isinstance(layer, _HEAVY) for layer in _layers(request))
-    return 1.0 if heavy or size > FLAT_UP_TO else MAX_RATIO / 2
+    key = request_key(request, batch)
+    if key in _compile_seconds:
+        return CompileEstimate(REPEATED_COMPILE, ratio)
+    on_disk = (_folder() / f"{key}.json").exists()
+    return CompileEstimate((CACHED_COMPILE if on_disk else FIRST_COMPILE) + PER_LAYER_COMPILE * n_layers, ratio)
 
 
 @cache
@@ -84,17 +76,6 @@ def _operation_seconds() -> float:
             tensor.add(1.0)
         best = min(best, (time.perf_counter() - started) / 5)
     return best
-
-
-def _layers(request: CompileRequest) -> list[nn.Module]:
-    return [part for part in request.module.models.modules() if not list(part.children())]
-
-
-def _expected_seconds(request: CompileRequest, key: str) -> float:
-    if key in _compile_seconds:
-        return REPEATED_COMPILE
-    on_disk = (_folder() / f"{key}.json").exists()
-    return (CACHED_COMPILE if on_disk else FIRST_COMPILE) + PER_LAYER_COMPILE * len(_layers(request))
 
 
 def request_key(request: CompileRequest, batch: int) -> str:
