@@ -126,22 +126,16 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         if op.model is None:
             applied = concatenate_vjp(self._ops, op, inputs)
         else:
-            owner, key = self._layout.owner[op.label], self._random_key(op)
-            applied = self._model_vjp(op, self._state.parameters[owner], self._buffers[owner], inputs, key)
+            owner, key = self._layout.owner[op.label], rng.key(self._seed, op.label, self._draws)
+            keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
+            parameters, buffers = self._state.parameters[owner], self._buffers[owner]
+            applied = self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
             if op.trainable and applied.buffers is not None:
                 self._buffers[owner] = applied.buffers
         operation_outputs(op, applied.outputs, training=op.trainable)
         if needs_pullback:
             tape.append((op, applied))
         return applied.outputs
-
-    def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
-        keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
-        return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
-
-    def _random_key(self, op: Operation) -> Any:
-        """Return the key of an operation in this step, as `vjp` takes it."""
-        return rng.key(self._seed, op.label, self._draws)
 
     def _pull_loss(self, term: LossTerm, loss: LossResult, scale: Any, values: StepValues, sums: CotangentSums) -> None:
         if self._layout.needs_cotangent.isdisjoint(term.inputs):
@@ -274,7 +268,9 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
             losses.append(self._backward(inputs, scale))
         if n_microbatches > 1:
             self._state.map_gradients(lambda gradient: gradient / n_microbatches)
-        sums = {label: _summed([step_losses[label] for step_losses in losses]) for label in losses[0]}
+        sums = dict(losses[0])  # of all micro-batches: sum and weight
+        for more in losses[1:]:
+            sums = {label: (total + more[label][0], weight + more[label][1]) for label, (total, weight) in sums.items()}
         means = [sums[term.label][0] / divisor(self._ops, term, sums[term.label][1]) for term in self.segment.losses]
         self._step_unless_skipped(means)
         return [*means, *(sums[term.label][1] for term in self._dataflow.weighted)]
@@ -333,11 +329,3 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
             self._settle_loss_scale()
             self._write_models(self._state.parameters, self._buffers, self._state.states)
             return self._state.all_states()
-
-
-def _summed(sums: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return the (sum, weight) of all micro-batches, from those of each."""
-    total, weight = sums[0]
-    for more, more_weight in sums[1:]:
-        total, weight = total + more, weight + more_weight
-    return total, weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from anyaccel.adapter.model_outputs import TensorType, output_tuple
@@ -65,8 +65,9 @@ class CallLayout:
     def __init__(self, arguments: Sequence[Path] = (), results: Sequence[OutputSpec | None] = ()) -> None:
         self._axes = batch_axes_of(arguments)
         self._key = tuple(arguments), tuple(results), self._axes
-        self._results = self._key[1]
-        self._bind = _binder(self._key[0])
+        self._arguments, self._results = self._key[:2]
+        names = [path[0] for path in self._arguments if len(path) == 1 and isinstance(path[0], str)]
+        self._names = names if len(names) == len(self._arguments) else []
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CallLayout) and self._key == other._key
@@ -90,8 +91,30 @@ class CallLayout:
             ShapeError: an input must have the batch on another axis, and cannot.
         """
         if self._axes:
-            inputs = [_moved(x, axis, move_axis) for x, axis in zip(inputs, self._axes, strict=True)]
-        return self._bind(inputs)
+            moved = list(inputs)
+            for i, (x, axis) in enumerate(zip(inputs, self._axes, strict=True)):
+                if not axis:
+                    continue
+                if move_axis is None:
+                    raise ShapeError(
+                        "models of this kind have the batch on the first axis",
+                        hint="leave batch_axis out, or wrap the model",
+                    )
+                if axis >= len(x.shape):
+                    raise ShapeError(
+                        f"batch_axis={axis}, but the input has only {len(x.shape)} axes, including the batch",
+                        available=f"batch_axis=0 to {len(x.shape) - 1}",
+                        hint="set it for each input: batch_axis={'INPUT': 1}",
+                    )
+                moved[i] = move_axis(x, 0, axis)
+            inputs = moved
+        if not self._arguments:
+            return inputs, {}
+        if self._names:
+            return (), dict(zip(self._names, inputs, strict=True))
+        tree = _tree(list(zip(self._arguments, inputs, strict=True)))
+        positions = sorted(key for key in tree if isinstance(key, int))
+        return [tree[i] for i in positions], {key: value for key, value in tree.items() if isinstance(key, str)}
 
     def outputs(
         self, result: Any, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
@@ -110,9 +133,26 @@ class CallLayout:
         """
         if not self._results:
             return output_tuple(result, tensor_type, noun)
-        return tuple(
-            None if output is None else _output(result, output, tensor_type, move_axis) for output in self._results
-        )
+        outputs: list[Any] = []
+        for output in self._results:
+            if output is None:
+                outputs.append(None)
+                continue
+            value = result
+            for key in output.path:
+                try:
+                    value = value[key] if isinstance(value, Mapping) or isinstance(key, int) else getattr(value, key)
+                except (KeyError, IndexError, AttributeError, TypeError):
+                    value = None
+            if not isinstance(value, tensor_type):
+                name = ".".join(map(str, output.path)) or "tensor"
+                raise PhaseError(
+                    f"a model returned a {type(result).__name__} without {name}, which it returned when the graph was "
+                    "built",
+                    hint="return the same outputs in training as in evaluation",
+                )
+            outputs.append(move_axis(value, output.batch_axis, 0) if output.batch_axis else value)
+        return tuple(outputs)
 
 
 class ProbeLayout(CallLayout):
@@ -149,80 +189,27 @@ def layout_of(operation: Operation, *, training: bool) -> CallLayout:
     return CallLayout(operation.arguments, results) if operation.arguments or results else POSITIONAL
 
 
-def leaves(result: Any, tensor_type: TensorType) -> dict[Path, Any]:
+def leaves(result: Any, tensor_type: TensorType, path: Path = ()) -> dict[Path, Any]:
     """Return the tensors in the result of a model, by the path to each; everything else is left out.
 
-    It looks into mappings with keys of text, named tuples, tuples, lists and dataclasses.
+    It looks into mappings with keys of text, named tuples, tuples, lists and dataclasses. Paths begin with `path`.
     """
-    return dict(_leaves(result, tensor_type, ()))
-
-
-def _leaves(value: Any, tensor_type: TensorType, path: Path) -> Iterator[tuple[Path, Any]]:
-    if isinstance(value, tensor_type):
-        yield path, value
-        return
-    for key, item in _items(value):
-        yield from _leaves(item, tensor_type, (*path, key))
-
-
-def _items(value: Any) -> list[tuple[str | int, Any]]:
-    if isinstance(value, Mapping):
-        return [(key, item) for key, item in value.items() if isinstance(key, str)]
-    fields = getattr(value, "_fields", None)
-    if fields is not None and isinstance(value, tuple):
-        return list(zip(fields, value, strict=True))
-    if isinstance(value, (tuple, list)):
-        return list(enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    return []
-
-
-def _output(result: Any, output: OutputSpec, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any]) -> Any:
-    value = result
-    for key in output.path:
-        try:
-            value = value[key] if isinstance(value, Mapping) or isinstance(key, int) else getattr(value, key)
-        except (KeyError, IndexError, AttributeError, TypeError):
-            value = None
-    if not isinstance(value, tensor_type):
-        name = ".".join(map(str, output.path)) or "tensor"
-        raise PhaseError(
-            f"a model returned a {type(result).__name__} without {name}, which it returned when the graph was built",
-            hint="return the same outputs in training as in evaluation",
-        )
-    return move_axis(value, output.batch_axis, 0) if output.batch_axis else value
-
-
-def _moved(x: Any, axis: int, move_axis: Callable[[Any, int, int], Any] | None) -> Any:
-    if not axis:
-        return x
-    if move_axis is None:
-        raise ShapeError(
-            "models of this kind have the batch on the first axis", hint="leave batch_axis out, or wrap the model"
-        )
-    if axis >= len(x.shape):
-        raise ShapeError(
-            f"batch_axis={axis}, but the input has only {len(x.shape)} axes, including the batch",
-            available=f"batch_axis=0 to {len(x.shape) - 1}",
-            hint="set it for each input: batch_axis={'INPUT': 1}",
-        )
-    return move_axis(x, 0, axis)
-
-
-def _binder(arguments: Sequence[Path]) -> Callable[[Sequence[Any]], Arguments]:
-    if not arguments:
-        return lambda inputs: (inputs, {})
-    if all(len(path) == 1 and isinstance(path[0], str) for path in arguments):
-        names = [str(path[0]) for path in arguments]
-        return lambda inputs: ((), dict(zip(names, inputs, strict=True)))
-    return lambda inputs: _nested(arguments, inputs)
-
-
-def _nested(arguments: Sequence[Path], inputs: Sequence[Any]) -> Arguments:
-    tree = _tree(list(zip(arguments, inputs, strict=True)))
-    positions = sorted(key for key in tree if isinstance(key, int))
-    return [tree[i] for i in positions], {key: value for key, value in tree.items() if isinstance(key, str)}
+    if isinstance(result, tensor_type):
+        return {path: result}
+    items: list[tuple[str | int, Any]] = []
+    fields = getattr(result, "_fields", None)
+    if isinstance(result, Mapping):
+        items = [(key, item) for key, item in result.items() if isinstance(key, str)]
+    elif fields is not None and isinstance(result, tuple):
+        items = list(zip(fields, result, strict=True))
+    elif isinstance(result, (tuple, list)):
+        items = list(enumerate(result))
+    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
+        items = [(field.name, getattr(result, field.name, None)) for field in dataclasses.fields(result)]
+    found: dict[Path, Any] = {}
+    for key, item in items:
+        found |= leaves(item, tensor_type, (*path, key))
+    return found
 
 
 def _tree(pairs: Sequence[tuple[Path, Any]]) -> dict[str | int, Any]:
@@ -230,14 +217,15 @@ def _tree(pairs: Sequence[tuple[Path, Any]]) -> dict[str | int, Any]:
     groups: dict[str | int, list[tuple[Path, Any]]] = {}
     for path, value in pairs:
         groups.setdefault(path[0], []).append((path[1:], value))
-    return {key: _container(inner) for key, inner in groups.items()}
-
-
-def _container(pairs: Sequence[tuple[Path, Any]]) -> Any:
-    if not pairs[0][0]:
-        return pairs[0][1]
-    tree = _tree(pairs)
-    return [tree[i] for i in sorted(tree, key=int)] if all(isinstance(key, int) for key in tree) else tree
+    tree: dict[str | int, Any] = {}
+    for key, inner in groups.items():
+        if not inner[0][0]:
+            tree[key] = inner[0][1]
+            continue
+        below = _tree(inner)
+        is_list = all(isinstance(step, int) for step in below)
+        tree[key] = [below[i] for i in sorted(below, key=int)] if is_list else below
+    return tree
 
 
 POSITIONAL = CallLayout()

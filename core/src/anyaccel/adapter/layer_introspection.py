@@ -264,9 +264,12 @@ class LayerLibrary:
         """Return the reason why only the library's own loop can train a model; see `Compute.untrainable_reason`."""
         if not self.is_layer(model):
             return ""
-        method = next((name for name in _TRAINING_METHODS if self._is_overridden(model, name)), None)
-        if method is not None:
-            return f"{type(model).__name__} overrides {method}, which would not be called"
+        package = str(self.module.__name__).partition(".")[0]
+        for method in _TRAINING_METHODS:
+            owner = next((cls for cls in type(model).__mro__ if method in vars(cls)), None)
+            is_theirs = owner is not None and owner.__module__.partition(".")[0] != package
+            if is_theirs or method in vars(model):
+                return f"{type(model).__name__} overrides {method}, which would not be called"
         return ""
 
     def refuse_stateful(self, model: Any) -> None:
@@ -301,12 +304,6 @@ class LayerLibrary:
                 hint="end the model with a layer that drops the mask, layers.Lambda(ops.copy), and "
                 "ignore positions in a custom loss; or return one vector for each sample",
             )
-
-    def _is_overridden(self, model: Any, method: str) -> bool:
-        """Whether a method of a model is not the library's."""
-        owner = next((cls for cls in type(model).__mro__ if method in vars(cls)), None)
-        package = str(self.module.__name__).partition(".")[0]
-        return method in vars(model) or (owner is not None and owner.__module__.partition(".")[0] != package)
 
     # -- optimizers ------------------------------------------------------------------------------------------------
 
@@ -363,7 +360,15 @@ class LayerLibrary:
 
         def compute(outputs: Any, targets: Any) -> Any:
             if compares_elements:
-                _refuse_broadcasting(loss.name, tuple(outputs.shape), tuple(targets.shape))
+                shapes = tuple(outputs.shape), tuple(targets.shape)
+                shorter, longer = sorted(shapes, key=len)
+                if longer not in (shorter, (*shorter, 1)):  # the library itself drops a trailing axis of length 1
+                    raise ShapeError(
+                        f"the loss {loss.name!r} got outputs of shape {list(shapes[0])} and targets of shape "
+                        f"{list(shapes[1])}",
+                        cause="losses do not broadcast: both must have the same shape",
+                        hint="change the output shape of the model, or store the targets in the shape of the outputs",
+                    )
             return mean(function(targets, outputs))  # the library takes targets first
 
         compute.__name__ = loss.name
@@ -399,14 +404,3 @@ def _is_unseeded(initializer: Any) -> bool:
         return hasattr(initializer, "seed") and initializer.get_config().get("seed", 0) is None
     except NotImplementedError:  # the user's own class need not have a configuration
         return False
-
-
-def _refuse_broadcasting(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
-    """A trailing axis of length 1 may be missing on either side: the library itself drops it."""
-    shorter, longer = sorted((outputs, targets), key=len)
-    if longer not in (shorter, (*shorter, 1)):
-        raise ShapeError(
-            f"the loss {name!r} got outputs of shape {list(outputs)} and targets of shape {list(targets)}",
-            cause="losses do not broadcast: both must have the same shape",
-            hint="change the output shape of the model, or store the targets in the shape of the outputs",
-        )

@@ -99,24 +99,21 @@ class LayerOptimizerRule(UpdateRule):
             value for name, value in vars(self._given).items() if name.startswith(_EXCLUDED)
         )
         if self._given is not None:
-            self._check_given()
+            name, settings = self.optimizer.name, self.optimizer.settings
+            if settings:
+                raise SpecError(
+                    f"the optimizer {name} is an object already, but got settings: {', '.join(settings)}",
+                    hint=f"pass them to {name}(...), or pass its class: Optimizer({name}, lr=..., {min(settings)}=...)",
+                )
+            if self._given.built:
+                raise SpecError(
+                    f"the optimizer {name} has been used by its framework's own loop, and its state would be lost",
+                    hint="pass a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))",
+                )
+            self._refuse(self._given)
         with outside():
             made, _ = self._made()
         self._refuse(made)
-
-    def _check_given(self) -> None:
-        name, settings = self.optimizer.name, self.optimizer.settings
-        if settings:
-            raise SpecError(
-                f"the optimizer {name} is an object already, but got settings: {', '.join(settings)}",
-                hint=f"pass them to {name}(...), or pass its class: Optimizer({name}, lr=..., {min(settings)}=...)",
-            )
-        if self._given.built:
-            raise SpecError(
-                f"the optimizer {name} has been used by its framework's own loop, and its state would be lost",
-                hint="pass a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))",
-            )
-        self._refuse(self._given)
 
     def _refuse(self, made: Any) -> None:
         """Refuse settings that only the library's own loop applies."""

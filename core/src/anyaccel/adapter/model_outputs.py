@@ -86,24 +86,29 @@ def probe_outputs(
         ShapeError: no output has the batch as one of its axes.
     """
     first, second = map(run, _PROBED_BATCHES)
-    shapes = [{path: tuple(map(int, output.shape)) for path, output in outputs.items()} for outputs in (first, second)]
-    found = [
-        OutputSpec(
-            path,
-            TensorSpec(shape if axis is None else (*shape[:axis], *shape[axis + 1 :]), dtype_name(first[path])),
-            axis,
-        )
-        for path, shape in shapes[0].items()
-        if (axis := _batch_axis(shape, shapes[1].get(path))) != _NO_OUTPUT
-    ]
-    if not any(output.batch_axis is not None for output in found):
-        if len(shapes[0]) < len(shapes[1]):
+    found: list[OutputSpec] = []
+    has_batch = False
+    for path, output in first.items():
+        shape = tuple(map(int, output.shape))
+        other = tuple(map(int, second[path].shape)) if path in second else None
+        if other is None or len(shape) != len(other):
+            continue
+        differ = [axis for axis in range(len(shape)) if shape[axis] != other[axis]]
+        if not differ:
+            found.append(OutputSpec(path, TensorSpec(shape, dtype_name(output)), None))
+        elif len(differ) == 1 and (shape[differ[0]], other[differ[0]]) == _PROBED_BATCHES:
+            axis, has_batch = differ[0], True
+            found.append(OutputSpec(path, TensorSpec((*shape[:axis], *shape[axis + 1 :]), dtype_name(output)), axis))
+    if not has_batch:
+        if len(first) < len(second):
             hint = (
                 "wrap a model that returns a list with an entry for each sample (a detector) in a module "
                 "whose forward returns a tensor, and call it in a custom step, TrainPhase(step=...): "
                 "docs/how-to/custom-step.md"
             )
-        shown = [", ".join(str(list(shape)) for shape in by_path.values()) for by_path in shapes]
+        shown = [
+            ", ".join(str(list(map(int, output.shape))) for output in outputs.values()) for outputs in (first, second)
+        ]
         raise ShapeError(
             f"{model_name} returns {shown[0]} for a batch of {_PROBED_BATCHES[0]}, "
             f"and {shown[1]} for a batch of {_PROBED_BATCHES[1]}",
@@ -111,20 +116,6 @@ def probe_outputs(
             hint=hint,
         )
     return tuple(found)
-
-
-_NO_OUTPUT = -1
-
-
-def _batch_axis(shape: tuple[int, ...], other: tuple[int, ...] | None) -> int | None:
-    """Return the axis of the batch, from the shapes for both batches; None where the shape is the same for both."""
-    if other is None or len(shape) != len(other):
-        return _NO_OUTPUT
-    differ = [axis for axis, extents in enumerate(zip(shape, other, strict=True)) if extents[0] != extents[1]]
-    if not differ:
-        return None
-    is_batch = len(differ) == 1 and (shape[differ[0]], other[differ[0]]) == _PROBED_BATCHES
-    return differ[0] if is_batch else _NO_OUTPUT
 
 
 CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ZeroDivisionError)
@@ -135,19 +126,19 @@ def code_error(model_name: str, error: Exception, reason: str) -> GraphError:
     """Create the error for a model whose code failed, with the framework's `reason` and the place in the user's
     code.
     """
-    places = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    packages = [module for name, module in sys.modules.items() if re.fullmatch(r"anyaccel(_\w+)?", name)]
+    ours = [folder for package in packages for folder in getattr(package, "__path__", ())]
+    places = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = PurePath(frame.filename)
+        is_library = "site-packages" in path.parts or frame.filename.startswith("<")
+        if not is_library and not any(map(path.is_relative_to, ours)):
+            places.append(frame)
     where = f" in {places[-1].name}, line {places[-1].lineno} of {places[-1].filename}" if places else ""
     return GraphError(
         f"{model_name} raised {type(error).__name__}{where}: {reason}",
         hint="fix the model's code; the full traceback is above",
     )
-
-
-def _is_library(filename: str) -> bool:
-    packages = [module for name, module in sys.modules.items() if re.fullmatch(r"anyaccel(_\w+)?", name)]
-    folders = [folder for package in packages for folder in getattr(package, "__path__", ())]
-    path = PurePath(filename)
-    return "site-packages" in path.parts or filename.startswith("<") or any(map(path.is_relative_to, folders))
 
 
 def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint: str) -> ShapeError:

@@ -60,10 +60,12 @@ def left_contexts(backends: Iterable[Backend]) -> Iterator[Mapping[Backend, Oute
     """
     with ExitStack() as entered:
         left: dict[Backend, OuterContexts] = {}
+        in_threads = list(_IN_THREADS.get())
         for backend in dict.fromkeys(backends):
             if (leaves := backend.capability(LeavesContexts)) is not None:
                 left[backend] = entered.enter_context(leaves.leave_contexts())
-        token = _IN_THREADS.set((*_IN_THREADS.get(), *(contexts.in_threads for contexts in left.values())))
+                in_threads.append(left[backend].in_threads)
+        token = _IN_THREADS.set(tuple(in_threads))
         try:
             yield left
         finally:

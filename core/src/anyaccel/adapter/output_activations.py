@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from anyaccel.adapter.layer_introspection import LayerLibrary
 from anyaccel.formulas import LOSSES
-from anyaccel.segment import LossTerm, Operation, Path, Segment
+from anyaccel.segment import LossTerm, Path, Segment
 
 _TO_PROBABILITIES = ("softmax", "sigmoid")
 _warned: WeakSet[Any] = WeakSet()
@@ -67,15 +67,12 @@ def _activation(library: LayerLibrary, segment: Segment, term: LossTerm) -> str:
     """Name of the activation that ends the output of a loss, `linear` for none; empty where it is not known."""
     for operation in segment.operations:
         if term.inputs[0] in operation.outputs and library.is_layer(operation.model):
-            return _final_activation(library, operation.model, _path(operation, term.inputs[0]))
+            index = operation.outputs.index(term.inputs[0])
+            path: Path = (index,) if len(operation.outputs) > 1 else ()
+            if operation.results:
+                path = operation.results[index].path
+            return _final_activation(library, operation.model, path)
     return ""
-
-
-def _path(operation: Operation, name: str) -> Path:
-    index = operation.outputs.index(name)
-    if operation.results:
-        return operation.results[index].path
-    return (index,) if len(operation.outputs) > 1 else ()
 
 
 def _final_activation(library: LayerLibrary, layer: Any, path: Path) -> str:
