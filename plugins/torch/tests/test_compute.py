@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyaccel import rng
 from anyaccel.errors import OutOfMemoryError, ShapeError, StateError
 from anyaccel.segment import TensorSpec
-from anyaccel_torch import SequentialMLP, shape_inference
+from anyaccel_torch import SequentialMLP, module_traits
 from anyaccel_torch.backend import TorchBackend
 
 
@@ -165,7 +165,7 @@ def test_infer_out_of_memory_raises_out_of_memory_error(backend: TorchBackend) -
 
 
 def test_large_model_is_inferred_without_values(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shape_inference, "LARGE_BYTES", 0)
+    monkeypatch.setattr(module_traits, "LARGE_BYTES", 0)
     seen: list[str] = []
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     model.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].device.type))
@@ -175,15 +175,15 @@ def test_large_model_is_inferred_without_values(backend: TorchBackend, monkeypat
 
 
 def test_large_model_that_needs_values_is_run(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shape_inference, "LARGE_BYTES", 0)
+    monkeypatch.setattr(module_traits, "LARGE_BYTES", 0)
     model = nn.Sequential(nn.Linear(3, 2), Function(lambda x: x if float(x.sum()) < 1e9 else x[:1]))
     assert backend.infer(model, [spec(3)], 0) == (spec(2),)
 
 
 @pytest.fixture
 def medium(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shape_inference, "MEDIUM_BYTES", 0)
-    monkeypatch.setattr(shape_inference, "MEDIUM_TENSOR", 0)
+    monkeypatch.setattr(module_traits, "MEDIUM_BYTES", 0)
+    monkeypatch.setattr(module_traits, "MEDIUM_TENSOR", 0)
 
 
 @pytest.mark.usefixtures("medium")

@@ -35,7 +35,6 @@ from anyaccel_torch import (
     optimizers,
     program,
     simulated,
-    state_guard,
 )
 from anyaccel_torch.simulated.backend import SimulatedBackend
 
@@ -79,10 +78,8 @@ def states_on_the_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_hops(patch: pytest.MonkeyPatch) -> None:
-    def stays(name: str, source: int, target: int, device: torch.device) -> Callable[[list[Any]], None]:
-        return lambda values: values.__setitem__(target, values[source])
-
-    patch.setattr(forward_plan, "_transfer", stays)
+    slot = forward_plan.ForwardPlan.slot  # a value stays where it is
+    patch.setattr(forward_plan.ForwardPlan, "slot", lambda self, name, device=None: slot(self, name))
 
 
 def weights_on_the_host(patch: pytest.MonkeyPatch) -> None:
@@ -90,7 +87,8 @@ def weights_on_the_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def seeds_the_cpu_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(state_guard, "_with_generator", lambda devices: {torch.device("cpu")})
+    seed_generators = program.seed_generators
+    patch.setattr(program, "seed_generators", lambda devices, key, states: seed_generators((), key, states))
 
 
 def losses_on_the_host(patch: pytest.MonkeyPatch) -> None:

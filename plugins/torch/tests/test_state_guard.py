@@ -15,7 +15,7 @@ from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, Tenso
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch import SequentialMLP
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.shape_inference import infer_outputs
+from anyaccel_torch.module_traits import infer_outputs
 
 CPU, META = Device("cpu"), Device("meta")
 Data = tuple[Tensor, Tensor, Tensor]

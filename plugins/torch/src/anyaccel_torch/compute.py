@@ -49,27 +49,35 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
         """Run the model on zeros in evaluation mode, and restore its state."""
-        from anyaccel_torch.shape_inference import infer_outputs
+        from anyaccel_torch.module_traits import infer_outputs
 
         return infer_outputs(model, inputs, arguments, seed)
 
     def signature(self, model: Any) -> inspect.Signature | None:
-        """Return the signature of the module's `forward`, or of a Keras layer's `call`."""
-        from anyaccel_torch.forward_call import signature
+        """Return the signature of the module's `forward`, or of a Keras layer's `call`; None where it is not known."""
+        from torch import nn
 
-        return signature(model)
+        from anyaccel_torch import keras
+
+        library = keras.library()
+        if library.is_layer(model):
+            return library.signature(model)
+        try:
+            return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+        except (TypeError, ValueError):
+            return None
 
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
     ) -> tuple[OutputSpec, ...]:
         """Run the model on zeros in training mode, and restore its state."""
-        from anyaccel_torch.shape_inference import infer_training
+        from anyaccel_torch.module_traits import infer_training
 
         return infer_training(model, inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
         """Return the dtype of the first floating parameter, or the one that an unbuilt model will have."""
-        from anyaccel_torch.shape_inference import input_dtype
+        from anyaccel_torch.module_traits import input_dtype
 
         return input_dtype(model)
 
@@ -79,10 +87,13 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         Raises:
             StateError: the model is not built yet.
         """
+        from anyaccel.adapter.state_check import not_built_error
         from anyaccel_torch.module_state import parameters
-        from anyaccel_torch.shape_inference import tensor_spec
+        from anyaccel_torch.module_traits import is_built, tensor_spec
 
-        return {name: tensor_spec(tensor) for name, tensor in _check_built(model, parameters(model)).items()}
+        if not is_built(model):
+            raise not_built_error(model)
+        return {name: tensor_spec(tensor) for name, tensor in parameters(model).items()}
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """Run the model on zeros, and read torch's version counters."""
@@ -103,13 +114,18 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         from anyaccel_torch import keras
         from anyaccel_torch.keras_remat import remat_reason
 
-        if any(isinstance(part, torch.nn.DataParallel) for part in model.modules()):
-            return "DataParallel splits batches itself; pass the wrapped module, and TrainPhase(accelerator='gpu:*')"
-        if any(parameter.is_inference() for parameter in model.parameters()):
-            return "parameters created in torch.inference_mode() have no gradients; create the model outside of it"
-        library = keras.library()
-        reasons = (library.untrainable_reason(layer) or remat_reason(layer) for layer in keras.outermost(model))
-        return next(filter(None, reasons), "")
+        for part in model.modules():
+            if isinstance(part, torch.nn.DataParallel):
+                return (
+                    "DataParallel splits batches itself; pass the wrapped module, and TrainPhase(accelerator='gpu:*')"
+                )
+        for parameter in model.parameters():
+            if parameter.is_inference():
+                return "parameters created in torch.inference_mode() have no gradients; create the model outside of it"
+        for layer in keras.outermost(model):
+            if reason := keras.library().untrainable_reason(layer) or remat_reason(layer):
+                return reason
+        return ""
 
     def data_format(self, model: Any) -> tuple[str, str]:
         """Return the format of single layers and plain sequences of them."""
@@ -152,7 +168,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         from anyaccel_torch.extra_state import extra_tensors, load_extra
         from anyaccel_torch.host_transfer import readable
         from anyaccel_torch.loadable_shapes import resize
-        from anyaccel_torch.shape_inference import tensor_spec
+        from anyaccel_torch.module_traits import tensor_spec
 
         named, extra = _named_state(model), extra_tensors(model)
         expected = {name: tensor_spec(tensor) for name, tensor in named.items()}
@@ -189,7 +205,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
             return "" if keras.library().is_loss(recipe.own) else reason
         if isinstance(recipe.own, FunctionType) and recipe.own.__module__.partition(".")[0] not in HINTS:
             return ""  # the user's own, which gives one
-        return "" if keras.is_optimizer(recipe.own) else reason
+        return "" if keras.library().is_optimizer(recipe.own) else reason
 
     def models(self) -> Mapping[str, type]:
         """Return SequentialMLP, SequentialCNN and TabularMLP."""
@@ -229,25 +245,16 @@ class TorchWeightFiles(WeightFiles):
         write_weights(path, arrays)
 
 
-def _check_built(model: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    from torch.nn.parameter import is_lazy
-
-    from anyaccel.adapter.state_check import not_built_error
-    from anyaccel_torch import keras
-    from anyaccel_torch.shape_inference import unbuilt
-
-    if unbuilt(model) or keras.unbuilt(model) or any(is_lazy(tensor) for tensor in named.values()):
-        raise not_built_error(model)
-    return named
-
-
 def _named_state(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """Return parameters and buffers by their names in a state; shared ones once."""
-    from anyaccel.adapter.state_check import state_names
+    from anyaccel.adapter.state_check import not_built_error, state_names
     from anyaccel_torch.extra_state import extra_tensors
     from anyaccel_torch.module_state import buffers, parameters
+    from anyaccel_torch.module_traits import is_built
 
-    return _check_built(model, state_names(parameters(model), buffers(model) | extra_tensors(model)))
+    if not is_built(model):
+        raise not_built_error(model)
+    return state_names(parameters(model), buffers(model) | extra_tensors(model))
 
 
 def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from anyaccel.backend import Program
 from anyaccel.device import Device
@@ -41,7 +41,8 @@ class TorchReplicas(DeviceReplicas):
 
     def gradients(self, program: Program) -> Gradients:
         """Return one gradient for each trained parameter, None if no loss depends on it in these rows."""
-        return [_dense(parameter.grad) for parameter in cast("TorchProgram", program).trained]
+        grads = [parameter.grad for parameter in cast("TorchProgram", program).trained]
+        return [grad.to_dense() if grad is not None and grad.is_sparse else grad for grad in grads]
 
     def set_gradients(self, program: Program, gradients: Gradients) -> None:
         """Set the gradients unchanged."""
@@ -58,7 +59,3 @@ def _sharing(parameters: Sequence[nn.Parameter]) -> list[int]:
     """Return, for each parameter, the index of its first occurrence."""
     first: dict[int, int] = {}
     return [first.setdefault(id(parameter), place) for place, parameter in enumerate(parameters)]
-
-
-def _dense(gradient: Tensor | None) -> Tensor | None:
-    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient

@@ -28,7 +28,23 @@ def whole_stats(grads: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     groups: dict[Any, list[Any]] = {}
     for grad in grads:
         groups.setdefault(_division(grad), []).append(grad)
-    square, n_broken = torch.stack([_summed(group) for group in groups.values()]).sum(0)
+    rows: list[Tensor] = []  # squared norm and number of non-finite values of those with equal sharding
+    for group in groups.values():
+        if not is_dtensor(group[0]):
+            rows.append(_local_stats(group))
+            continue
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        mesh, sharded = _division(group[0])
+        parts: list[Tensor] = []
+        for grad in group:
+            if any(placement.is_partial() for placement in grad.placements):
+                whole = [Replicate() if placement.is_partial() else placement for placement in grad.placements]
+                grad = grad.redistribute(placements=whole)
+            parts.append(grad.to_local())
+        placements = [Partial() if is_shard else Replicate() for is_shard in sharded]
+        rows.append(DTensor.from_local(_local_stats(parts), mesh, placements, run_check=False).full_tensor())
+    square, n_broken = torch.stack(rows).sum(0)
     return square, n_broken == 0
 
 
@@ -48,27 +64,6 @@ def _division(grad: Any) -> Any:
     if not is_dtensor(grad):
         return None
     return grad.device_mesh, tuple(placement.is_shard() for placement in grad.placements)
-
-
-def _summed(grads: Sequence[Any]) -> Tensor:
-    """Return squared norm and number of non-finite values of gradients with equal sharding; [2]."""
-    if not is_dtensor(grads[0]):
-        return _local_stats(grads)
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
-    mesh, sharded = _division(grads[0])
-    parts = [_without_partial_sums(grad).to_local() for grad in grads]
-    placements = [Partial() if is_shard else Replicate() for is_shard in sharded]
-    return DTensor.from_local(_local_stats(parts), mesh, placements, run_check=False).full_tensor()
-
-
-def _without_partial_sums(grad: Any) -> Any:
-    from torch.distributed.tensor import Replicate
-
-    if not any(placement.is_partial() for placement in grad.placements):
-        return grad
-    whole = [Replicate() if placement.is_partial() else placement for placement in grad.placements]
-    return grad.redistribute(placements=whole)
 
 
 def _local_stats(parts: Sequence[Tensor]) -> Tensor:

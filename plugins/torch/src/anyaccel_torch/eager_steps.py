@@ -37,6 +37,7 @@ class EagerSteps:
         steppers: Functions that do an optimizer step, one for each parameter group.
         trained: Parameters whose gradients are cleared after each step.
         scaling: Loss scaling.
+        n_computed: Number of values that the operations compute, after those of a batch.
 
     Attributes:
         exchange: Function that is called with the rows of each step after its backward passes, and replaces the
@@ -51,16 +52,19 @@ class EagerSteps:
         steppers: Sequence[Callable[[], None]],
         trained: Sequence[nn.Parameter],
         scaling: LossScaling = UNSCALED,
+        *,
+        n_computed: int = 0,
     ) -> None:
         self._label, self._runs, self._losses = label, runs, losses
         self._steppers, self._trained, self._scaling = steppers, trained, scaling
+        self._empty_slots = [None] * n_computed
         self._kinds: list[tuple[bool, torch.dtype]] | None = None  # of the losses of the last call
         self._start: tuple[list[int], list[Tensor]] = [], []
         self.exchange: Callable[[int], None] | None = None
 
     def run(
         self,
-        batches: Iterable[list[Any]],
+        batches: Iterable[Sequence[Any]],
         n_microbatches: int = 1,
         after_step: Callable[[list[Tensor]], bool] | None = None,
     ) -> list[Tensor]:
@@ -73,14 +77,17 @@ class EagerSteps:
             means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
             weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
             history: list[Tensor] = []
-            is_scaled, exchange = scaling is not UNSCALED, self.exchange
-            for values in batches:
+            is_scaled, exchange, empty = scaling is not UNSCALED, self.exchange, self._empty_slots
+            for batch in batches:
+                values = [*batch, *empty]
                 for run in runs:
                     run(values)
                 losses: list[Tensor] = []
+                kinds: list[tuple[bool, torch.dtype]] = []
                 for mean in means:  # an error's traceback would keep a comprehension's frame, and with it all values
-                    losses.append(mean(values))
-                kinds = [(loss.requires_grad, loss.dtype) for loss in losses]
+                    loss = mean(values)
+                    losses.append(loss)
+                    kinds.append((loss.requires_grad, loss.dtype))
                 if kinds != self._kinds:
                     self._start, self._kinds = self._roots(losses), kinds
                 roots, weights = self._start
@@ -107,7 +114,7 @@ class EagerSteps:
 
     def _microbatched(
         self,
-        batches: Iterable[list[Any]],
+        batches: Iterable[Sequence[Any]],
         n_microbatches: int,
         after_step: Callable[[list[Tensor]], bool] | None,
     ) -> list[Tensor]:
@@ -118,11 +125,14 @@ class EagerSteps:
         weighs = {i: loss.total_weight for i, loss in enumerate(self._losses) if loss.total_weight is not None}
         means, history = [loss.mean for loss in self._losses], list[Tensor]()
         starts: dict[Any, tuple[list[int], list[Tensor]]] = {}  # by share, and what the losses are
-        for values in batches:
+        for batch in batches:
+            values = [*batch, *self._empty_slots]
             rows = next(len(value) for value in values if value is not None)
             totals: list[Tensor] = []
             whole = {i: weigh(values) for i, weigh in weighs.items()}
-            for microbatch in _split(values, min(n_microbatches, rows)):
+            n_parts = min(n_microbatches, rows)
+            parts = [[None] * n_parts if value is None else torch.tensor_split(value, n_parts) for value in values]
+            for microbatch in map(list, zip(*parts, strict=True)):  # the same rows of each value; None stays None
                 share = next(len(value) for value in microbatch if value is not None) / rows
                 with share_of_batch(share):
                     for run in self._runs:
@@ -136,10 +146,12 @@ class EagerSteps:
                     starts[kinds] = roots, [weight * share for weight in full]
                 roots, scaled = starts[kinds]
                 shares = {i: weigh(microbatch) / divisor(whole[i]) for i, weigh in weighs.items()}
-                if shares:
-                    scaled = [self._scaled(losses, i, shares.get(i, share)) for i in roots]
-                self._backward([losses[i] for i in roots], scaled)
-                totals = _accumulated(totals, losses, [shares.get(i, share) for i in range(len(losses))])
+                if shares:  # the gradients to start backward with, each times the share of its loss
+                    full = [torch.full_like(losses[i], self._losses[i].weight, requires_grad=False) for i in roots]
+                    scaled = [weight * shares.get(i, share) for weight, i in zip(full, roots, strict=True)]
+                torch.autograd.backward([losses[i] for i in roots], self._scaling.scaled(scaled))
+                more = [loss.detach() * shares.get(i, share) for i, loss in enumerate(losses)]
+                totals = [total + loss for total, loss in zip(totals, more, strict=True)] if totals else more
             if self.exchange is not None:
                 self.exchange(rows)
             if self._scaling.unscale(self._trained):
@@ -151,14 +163,6 @@ class EagerSteps:
             if after_step is not None and after_step([*totals, *whole.values()]):
                 break
         return history
-
-    def _backward(self, losses: list[Tensor], weights: list[Tensor]) -> None:
-        torch.autograd.backward(losses, self._scaling.scaled(weights))
-
-    def _scaled(self, losses: Sequence[Tensor], i: int, share: Any) -> Tensor:
-        """The gradient to start backward with for a loss that has this share of its batch."""
-        full = torch.full_like(losses[i], self._losses[i].weight, requires_grad=False)
-        return full * share  # type: ignore[no-any-return]
 
     def _roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """Return indices of the losses that reach a parameter, and their weights as gradients to start backward
@@ -174,15 +178,3 @@ class EagerSteps:
                 "or remove detach() and no_grad() from the model and the loss",
             )
         return roots, [torch.full_like(losses[i], self._losses[i].weight, requires_grad=False) for i in roots]
-
-
-def _split(values: list[Any], n_parts: int) -> Iterator[list[Any]]:
-    """Yield the same rows of each value, part by part; None stays None."""
-    parts = [[None] * n_parts if value is None else torch.tensor_split(value, n_parts) for value in values]
-    for part in zip(*parts, strict=True):
-        yield list(part)
-
-
-def _accumulated(totals: list[Tensor], losses: Sequence[Tensor], shares: Sequence[Any]) -> list[Tensor]:
-    scaled = [loss.detach() * share for loss, share in zip(losses, shares, strict=True)]
-    return [total + loss for total, loss in zip(totals, scaled, strict=True)] if totals else scaled

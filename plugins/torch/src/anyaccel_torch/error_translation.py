@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from anyaccel.adapter.mixed_tensors import MixedTensors
 from anyaccel.adapter.mixed_tensors import mixed_tensors as read_mixed_tensors
 from anyaccel.adapter.out_of_memory import out_of_memory
-from anyaccel.errors import AnyaccelError, DeviceMismatchError, FrameworkError, MoveError, PhaseError, SpecError
+from anyaccel.errors import DeviceMismatchError, FrameworkError, MoveError, PhaseError, SpecError
 
 _KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -48,10 +48,38 @@ def translate_errors(what: str) -> Iterator[None]:
 
 def raise_translated(error: RuntimeError, what: str) -> NoReturn:
     """Raise anyaccel's error for an error of torch, or that itself; see `translate_errors`. Call it in `except`."""
-    translated = _translated(error, what)
-    if translated is None:
-        raise error
-    raise translated from error
+    text = str(error)
+    if any(mark in text for mark in _OUT_OF_MEMORY):
+        raise out_of_memory(what, first_line(error)) from error
+    if _is_device_mismatch(text):
+        raise DeviceMismatchError(
+            f"{what}: an operation received tensors on several devices: {first_line(error)}{mixed_tensors(error)}",
+            hint="move them to one device; create tensors on the device of the inputs",
+        ) from error
+    if type(error).__name__ == "CheckpointError":  # of torch.utils.checkpoint: this file imports no torch
+        raise FrameworkError(
+            f"{what}: values recomputed in the backward pass differ from the forward pass: {first_line(error)}",
+            hint="turn off state that the model keeps between calls, such as its key-value cache "
+            "(model.config.use_cache = False); or leave remat out",
+        ) from error
+    if "does not support sparse gradients" in text:
+        raise SpecError(
+            f"{what}: {first_line(error)}",
+            hint="use dense gradients, nn.Embedding(..., sparse=False), or train it with Optimizer('sgd', lr=0.1)",
+        ) from error
+    if (missing := _NOT_IMPLEMENTED.search(text)) is not None:
+        raise SpecError(
+            f"{what}: torch does not compute {missing[1]} of {missing[2].lower()} values",
+            hint="return floating values from the model: output.float()",
+        ) from error
+    if "meta tensor" in text or "expected device meta" in text:
+        raise MoveError(
+            f"{what}: a tensor on torch's meta device has no values to move",
+            hint="create it on a real device, without torch.device('meta'); or load it with "
+            "load_checkpoint_and_dispatch(model, 'model.safetensors', device_map={'': 'cpu'}) of "
+            "anyaccel_torch.big_models; model.to_empty() leaves random values in buffers that are not in the file",
+        ) from error
+    raise error
 
 
 def needs_gradients(error: Exception) -> bool:
@@ -109,41 +137,6 @@ def first_line(error: BaseException) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
-    text = str(error)
-    if any(mark in text for mark in _OUT_OF_MEMORY):
-        return out_of_memory(what, first_line(error))
-    if _is_device_mismatch(text):
-        return DeviceMismatchError(
-            f"{what}: an operation received tensors on several devices: {first_line(error)}{mixed_tensors(error)}",
-            hint="move them to one device; create tensors on the device of the inputs",
-        )
-    if type(error).__name__ == "CheckpointError":  # of torch.utils.checkpoint: this file imports no torch
-        return FrameworkError(
-            f"{what}: values recomputed in the backward pass differ from the forward pass: {first_line(error)}",
-            hint="turn off state that the model keeps between calls, such as its key-value cache "
-            "(model.config.use_cache = False); or leave remat out",
-        )
-    if "does not support sparse gradients" in text:
-        return SpecError(
-            f"{what}: {first_line(error)}",
-            hint="use dense gradients, nn.Embedding(..., sparse=False), or train it with Optimizer('sgd', lr=0.1)",
-        )
-    if (missing := _NOT_IMPLEMENTED.search(text)) is not None:
-        return SpecError(
-            f"{what}: torch does not compute {missing[1]} of {missing[2].lower()} values",
-            hint="return floating values from the model: output.float()",
-        )
-    if "meta tensor" in text or "expected device meta" in text:
-        return MoveError(
-            f"{what}: a tensor on torch's meta device has no values to move",
-            hint="create it on a real device, without torch.device('meta'); or load it with "
-            "load_checkpoint_and_dispatch(model, 'model.safetensors', device_map={'': 'cpu'}) of "
-            "anyaccel_torch.big_models; model.to_empty() leaves random values in buffers that are not in the file",
-        )
-    return None
-
-
 def _is_device_mismatch(text: str) -> bool:
     types = _TYPES.search(text)
     return any(mark in text for mark in _DEVICE_MISMATCH) or (types is not None and types[1] != types[2])
@@ -151,8 +144,8 @@ def _is_device_mismatch(text: str) -> bool:
 
 def mixed_tensors(error: BaseException) -> MixedTensors:
     """Return the line of the user's code that raised an error, the tensors in it with their devices, and the node."""
-    return read_mixed_tensors(error, _device_of, ("torch", "keras"))
 
+    def device_of(value: Any) -> str | None:
+        return str(value.device) if hasattr(value, "is_leaf") and hasattr(value, "device") else None
 
-def _device_of(value: Any) -> str | None:
-    return str(value.device) if hasattr(value, "is_leaf") and hasattr(value, "device") else None
+    return read_mixed_tensors(error, device_of, ("torch", "keras"))

@@ -56,18 +56,15 @@ def _leaves(path: str, value: Any, owner: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, Tensor):
         yield path, value.detach()
     elif isinstance(value, (np.ndarray, np.generic, bool, int, float, complex, str)):
-        yield path, torch.as_tensor(_array(value))
+        # text is its bytes in UTF-8; numbers have 64 bits
+        array = np.frombuffer(value.encode(), np.uint8).copy() if isinstance(value, str) else np.array(value)
+        yield path, torch.as_tensor(array)
     elif value is not None:
         raise StateError(
             f"the extra state of {owner} has a {type(value).__name__!r} object at {path}, which a state cannot contain",
             available="tensors, arrays, numbers, text, and dicts and lists of these",
             hint="return these from get_extra_state",
         )
-
-
-def _array(value: Any) -> np.ndarray:
-    """Return text as its bytes in UTF-8; numbers in 64 bits."""
-    return np.frombuffer(value.encode(), np.uint8).copy() if isinstance(value, str) else np.array(value)
 
 
 def _rebuilt(path: str, value: Any, arrays: Mapping[str, np.ndarray]) -> Any:

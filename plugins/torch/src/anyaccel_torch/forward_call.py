@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -69,8 +68,15 @@ def bind_call(
     """
     layers = keras.outermost(model) if isinstance(model, nn.Module) else []
     if not layers:
-        is_plain = layout is in_training is POSITIONAL
-        return model if is_plain else _with_layout(model, layout, in_training)
+        if layout is in_training is POSITIONAL:
+            return model  # type: ignore[no-any-return]
+
+        def laid_out(*inputs: Tensor) -> tuple[Tensor, ...]:
+            arguments, keywords = layout.bind(inputs, torch.movedim)
+            trains = getattr(model, "training", False)
+            return output_tensors(model(*arguments, **keywords), in_training if trains else layout)
+
+        return laid_out
     library = keras.library()
     layer = model if library.is_layer(model) else _frame(model, layers)
     pack = library.packing(layer, n_inputs, layout)
@@ -118,26 +124,6 @@ def with_gradients(call: Call, model: Any) -> Call:
         return tuple(output.detach() for output in (result if type(result) is tuple else output_tensors(result)))
 
     return run
-
-
-def signature(model: Any) -> inspect.Signature | None:
-    """The signature of a module's call; None where it is not known."""
-    library = keras.library()
-    if library.is_layer(model):
-        return library.signature(model)
-    try:
-        return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
-    except (TypeError, ValueError):
-        return None
-
-
-def _with_layout(model: Any, layout: CallLayout, in_training: CallLayout) -> Call:
-    def call(*inputs: Tensor) -> tuple[Tensor, ...]:
-        arguments, keywords = layout.bind(inputs, torch.movedim)
-        trains = getattr(model, "training", False)
-        return output_tensors(model(*arguments, **keywords), in_training if trains else layout)
-
-    return call
 
 
 def _frame(module: nn.Module, layers: list[Any]) -> Any:

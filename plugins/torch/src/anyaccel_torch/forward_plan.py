@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyaccel.adapter.call_layout import POSITIONAL, layout_of
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout, layout_of
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
-from anyaccel.precision import SegmentPrecision
 from anyaccel.segment import Operation, Segment
 from anyaccel_torch.error_translation import needs_gradients, raise_if_device_mismatch, raise_if_single_row
 from anyaccel_torch.forward_call import bind_call, output_tensors, with_gradients
@@ -78,9 +77,13 @@ class ForwardPlan:
         home = self._homes[name]
         device = home if device is None else device
         if (name, device) not in self._slots:
-            self._slots[name, device] = self.size
-            source = self._slots[name, home]
-            self._append(_transfer(name, source, self._slots[name, device], device), [source])
+            source, target = self._slots[name, home], len(self._slots)
+            self._slots[name, device] = target
+
+            def transfer(values: list[Any], edge: str = f"outputs of {name!r}") -> None:  # `edge` is read by ledgers
+                values[target] = values[source].to(device)
+
+            self._append(transfer, [source])
         return self._slots[name, device]
 
     def _append(self, run: Run, sources: Sequence[int], node: str = "") -> None:
@@ -90,31 +93,87 @@ class ForwardPlan:
 
     def _add_value(self, name: str, device: torch.device) -> int:
         self._homes[name] = device
-        return self._slots.setdefault((name, device), self.size)
+        return self._slots.setdefault((name, device), len(self._slots))
 
     def _add(self, operation: Operation, device: torch.device) -> None:
         sources = [self.slot(name, device) for name in operation.inputs]
         targets = [self._add_value(name, device) for name in operation.outputs]
+        source, target = [*sources, -1][0], [*targets, -1][0]
         if operation.model is None:
-            self._append(_concatenation(operation, sources, targets[0]), sources)
-        elif not callable(operation.model):
+            axis = operation.axis
+
+            def concatenate(values: list[Any]) -> None:
+                parts = [values[source] for source in sources]
+                batch_axis = axis + 1 if axis >= 0 else parts[0].ndim + axis
+                if batch_axis < 1:
+                    raise ShapeError(
+                        f"node {operation.label!r} cannot concatenate along axis {axis}: "
+                        f"its inputs have {parts[0].ndim - 1} axes per sample, and the batch is never concatenated",
+                        hint="use an axis of a sample",
+                    )
+                values[target] = torch.cat(parts, batch_axis)
+
+            self._append(concatenate, sources)
+            return
+        if not callable(operation.model):
             kind = type(operation.model).__name__
             raise SpecError(f"node {operation.label!r}: a {kind} is not callable", hint="pass an nn.Module")
-        else:
-            model = self._bound(operation, device)
-            if len(sources) == len(targets) == 1:
-                run = _one_to_one(model, operation, sources[0], targets[0])
-            else:
-                run = _many_to_many(model, operation, sources, targets)
-            self._append(run, sources, operation.label)
-
-    def _bound(self, operation: Operation, device: torch.device) -> Callable[..., Any]:
-        """Return the callable; a model that writes to inputs that others read is called with copies."""
         layouts = layout_of(operation, training=False), layout_of(operation, training=True)
+        returned_by = output_tensors if layouts == (POSITIONAL, POSITIONAL) else tuple  # a layout gives a tuple
+        model = self._bound(operation, device, layouts)
+
+        def run_one(values: list[Any]) -> None:
+            nonlocal model
+            try:
+                result = model(values[source])
+            except (RuntimeError, ValueError) as error:
+                if torch.is_grad_enabled() or not needs_gradients(error):
+                    _name_node(error, operation, [values[source]])
+                    raise
+                model = with_gradients(model, operation.model)
+                result = model(values[source])
+            if not isinstance(result, Tensor):
+                (result,) = operation_outputs(operation, output_tensors(result), training=torch.is_grad_enabled())
+            values[target] = result
+
+        def run_many(values: list[Any]) -> None:
+            nonlocal model
+            inputs = [values[source] for source in sources]
+            try:
+                returned = returned_by(model(*inputs))
+            except (RuntimeError, ValueError) as error:
+                if torch.is_grad_enabled() or not needs_gradients(error):
+                    _name_node(error, operation, inputs)
+                    raise
+                model = with_gradients(model, operation.model)
+                returned = returned_by(model(*inputs))
+            outputs = operation_outputs(operation, returned, training=torch.is_grad_enabled())
+            for slot, output in zip(targets, outputs, strict=True):
+                values[slot] = output
+
+        self._append(run_one if len(sources) == len(targets) == 1 else run_many, sources, operation.label)
+
+    def _bound(
+        self, operation: Operation, device: torch.device, layouts: tuple[CallLayout, CallLayout]
+    ) -> Callable[..., Any]:
+        """Return the callable, in its operation's precision, and with parts that are recomputed, if any are requested.
+
+        A model that writes to inputs that others read is called with copies.
+        """
         model = bind_call(operation.model, device, len(operation.inputs), *layouts)
         if self._precision is not None:
-            model = self._with_precision(self._precision, operation, model, device)
-        if all(self._readers[name] <= 1 for name in operation.inputs):
+            precision, remat = self._precision.of(operation.label), self._precision.remat(operation.label)
+            casts = precision is not None and casts_everything(operation.model, precision)
+            recomputes = parts_to_recompute(operation.model, remat) if remat and operation.trainable else {}
+            if recomputes and not casts:
+                self.forwards.append(ReplacedForwards(recomputes))
+                model = bind_recomputation(model, self.forwards[-1])
+            if precision is not None:
+                model = bind_precision(operation.model, model, precision, device)
+            if recomputes and casts:  # the parts would be computed again with tensors that are not cast
+                assert isinstance(operation.model, torch.nn.Module)
+                model = recomputed(model, [operation.model])
+        if max(map(self._readers.__getitem__, operation.inputs), default=0) <= 1:
             return model
         parts = submodules(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
         writes = any(getattr(part, "inplace", False) for part in parts)
@@ -142,91 +201,6 @@ class ForwardPlan:
             return result
 
         return call
-
-    def _with_precision(
-        self, requested: SegmentPrecision, operation: Operation, call: Callable[..., Any], device: torch.device
-    ) -> Callable[..., Any]:
-        """The call in its operation's precision, and with parts that are computed again, if any is asked for."""
-        precision, remat = requested.of(operation.label), requested.remat(operation.label)
-        casts = precision is not None and casts_everything(operation.model, precision)
-        parts = parts_to_recompute(operation.model, remat) if remat and operation.trainable else {}
-        if parts and not casts:
-            self.forwards.append(ReplacedForwards(parts))
-            call = bind_recomputation(call, self.forwards[-1])
-        if precision is not None:
-            call = bind_precision(operation.model, call, precision, device)
-        if parts and casts:  # the parts would be computed again with tensors that are not cast
-            assert isinstance(operation.model, torch.nn.Module)
-            call = recomputed(call, [operation.model])
-        return call
-
-
-def _transfer(name: str, source: int, target: int, device: torch.device) -> Run:
-    crossing = f"outputs of {name!r}"
-
-    def run(values: list[Any], edge: str = crossing) -> None:  # `edge` is read by ledgers
-        values[target] = values[source].to(device)
-
-    return run
-
-
-def _concatenation(operation: Operation, sources: Sequence[int], target: int) -> Run:
-    axis = operation.axis
-
-    def run(values: list[Any]) -> None:
-        parts = [values[source] for source in sources]
-        batch_axis = axis + 1 if axis >= 0 else parts[0].ndim + axis
-        if batch_axis < 1:
-            raise ShapeError(
-                f"node {operation.label!r} cannot concatenate along axis {axis}: "
-                f"its inputs have {parts[0].ndim - 1} axes per sample, and the batch is never concatenated",
-                hint="use an axis of a sample",
-            )
-        values[target] = torch.cat(parts, batch_axis)
-
-    return run
-
-
-def _one_to_one(model: Callable[..., Any], operation: Operation, source: int, target: int) -> Run:
-    def run(values: list[Any]) -> None:
-        nonlocal model
-        try:
-            result = model(values[source])
-        except (RuntimeError, ValueError) as error:
-            if torch.is_grad_enabled() or not needs_gradients(error):
-                _name_node(error, operation, [values[source]])
-                raise
-            model = with_gradients(model, operation.model)
-            result = model(values[source])
-        if not isinstance(result, Tensor):
-            (result,) = operation_outputs(operation, output_tensors(result), training=torch.is_grad_enabled())
-        values[target] = result
-
-    return run
-
-
-def _many_to_many(
-    model: Callable[..., Any], operation: Operation, sources: Sequence[int], targets: Sequence[int]
-) -> Run:
-    layouts = [layout_of(operation, training=training) for training in (False, True)]
-    returned_by = output_tensors if layouts == [POSITIONAL, POSITIONAL] else tuple  # a layout gives a tuple
-
-    def run(values: list[Any]) -> None:
-        nonlocal model
-        inputs = [values[source] for source in sources]
-        try:
-            returned = returned_by(model(*inputs))
-        except (RuntimeError, ValueError) as error:
-            if torch.is_grad_enabled() or not needs_gradients(error):
-                _name_node(error, operation, inputs)
-                raise
-            model = with_gradients(model, operation.model)
-            returned = returned_by(model(*inputs))
-        outputs = operation_outputs(operation, returned, training=torch.is_grad_enabled())
-        for target, output in zip(targets, outputs, strict=True):
-            values[target] = output
-
-    return run
 
 
 def _name_node(error: Exception, operation: Operation, inputs: Sequence[Any]) -> None:

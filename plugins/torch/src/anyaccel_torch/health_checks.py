@@ -44,17 +44,14 @@ def _build(machine: Machine, vendor: str, build: Mapping[str, str]) -> Check:
     name = f"torch for {vendor}"
     if build.get(wanted):
         return Check(name=name, status="PASS", message=f"torch {version}, {_NAMES[wanted]} {build[wanted]}")
+    first = machine.gpus(vendor)[0].name or f"a GPU of {vendor}"
     others = " and ".join(_NAMES[key] for key in _NAMES if build.get(key)) or "CPUs alone"
     return Check(
         name=name,
         status="FAIL",
-        message=f"torch {version} is built for {others}, but this machine has {_first(machine, vendor)}",
+        message=f"torch {version} is built for {others}, but this machine has {first}",
         fix=f"python -m pip uninstall torch, and install a build for {_NAMES[wanted]}, as described on pytorch.org",
     )
-
-
-def _first(machine: Machine, vendor: str) -> str:
-    return machine.gpus(vendor)[0].name or f"a GPU of {vendor}"
 
 
 def _compiler(machine: Machine) -> Check:

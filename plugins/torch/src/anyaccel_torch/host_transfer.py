@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,14 @@ def copied(array: np.ndarray, *, pinned: bool = False) -> torch.Tensor:
     import torch
 
     dtype = _torch_dtype(array.dtype)
-    if not pinned and array.nbytes >= _HUGE_PAGES_FROM and (copy := _aligned_copy(array)) is not None:
-        return as_tensor(copy)
-    tensor = _empty_like(torch.empty(array.shape, dtype=dtype, device="meta"), pinned=pinned)
+    if not pinned and array.nbytes >= _HUGE_PAGES_FROM:
+        with suppress(MemoryError):  # torch's own error says how much was asked for
+            copy = aligned_empty(array.shape, array.dtype.newbyteorder("="))
+            np.copyto(copy, array)
+            return as_tensor(copy)
+    tensor = torch.empty(array.shape, dtype=dtype, device="meta" if pinned else "cpu")
+    if pinned:
+        tensor = _pinned_like(tensor)
     np.copyto(as_array(tensor), array)
     return tensor
 
@@ -75,7 +81,7 @@ def pinned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
     """
     import torch
 
-    tensor = _empty_like(torch.empty(shape, dtype=_torch_dtype(numpy_dtype(dtype)), device="meta"), pinned=True)
+    tensor = _pinned_like(torch.empty(shape, dtype=_torch_dtype(numpy_dtype(dtype)), device="meta"))
     return as_array(tensor) if tensor.is_pinned() else None
 
 
@@ -87,28 +93,18 @@ def copied_async(tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
     """
     if tensor.requires_grad:
         return tensor.to(target)
-    buffer = _empty_like(tensor, pinned=True)
+    buffer = _pinned_like(tensor)
     return buffer.copy_(tensor).to(target, non_blocking=buffer.is_pinned())
 
 
-def _aligned_copy(array: np.ndarray) -> np.ndarray | None:
-    try:
-        copy = aligned_empty(array.shape, array.dtype.newbyteorder("="))
-    except MemoryError:  # torch's own error says how much was asked for
-        return None
-    np.copyto(copy, array)
-    return copy
-
-
-def _empty_like(like: torch.Tensor, *, pinned: bool) -> torch.Tensor:
+def _pinned_like(like: torch.Tensor) -> torch.Tensor:
+    """Return an uninitialized tensor in host memory, page-locked if such memory is left, and exists for this layout."""
     import torch
 
-    if pinned:
-        try:
-            return torch.empty_like(like, device="cpu", pin_memory=True)
-        except RuntimeError:  # no page-locked memory is left, or none for this layout: pinning is only a wish
-            pass
-    return torch.empty_like(like, device="cpu")
+    try:
+        return torch.empty_like(like, device="cpu", pin_memory=True)
+    except RuntimeError:
+        return torch.empty_like(like, device="cpu")
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

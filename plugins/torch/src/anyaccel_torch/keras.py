@@ -52,24 +52,18 @@ def _library(module: Any) -> TorchLayers:
     return TorchLayers(module)
 
 
-def is_optimizer(own: Any) -> bool:
-    """Whether a class or an object is a Keras optimizer."""
-    module = library().module
-    return module is not None and issubclass(own if isinstance(own, type) else type(own), module.optimizers.Optimizer)
-
-
 def outermost(module: nn.Module) -> list[Any]:
     """Return the Keras layers in a module that are in no other Keras layer; the module itself if it is one."""
     keras = library()
-    return list(dict.fromkeys(_outermost(module, keras))) if keras.module is not None else []
-
-
-def _outermost(module: nn.Module, keras: TorchLayers) -> Iterator[Any]:
-    if keras.is_layer(module):
-        yield module
-    else:
-        for child in module.children():
-            yield from _outermost(child, keras)
+    found: dict[Any, None] = {}
+    waiting = [module] if keras.module is not None else []
+    while waiting:
+        part = waiting.pop()
+        if keras.is_layer(part):
+            found[part] = None
+        else:
+            waiting += reversed(list(part.children()))
+    return list(found)
 
 
 def unbuilt(module: nn.Module) -> list[Any]:
@@ -115,7 +109,9 @@ def contents(module: nn.Module) -> Contents:
             for name, value in nn.Module.named_parameters(part, recurse=False):
                 named.setdefault(id(value), (f"{path}.{name}" if path else name, value))
                 trainable.add(id(value))
-            trainable |= _created_trainable(part)
+            if keras.is_layer(part):  # what it created as such; `trainable_variables` is empty for a frozen layer
+                created: Any = getattr(part, "_trainable_variables", part.trainable_variables)
+                trainable.update(id(variable.value) for variable in created)
         elif keras.is_random(part):
             seeds.append(part.state.value)
         elif keras.is_variable(part) and id(part.value) in variables:
@@ -125,16 +121,6 @@ def contents(module: nn.Module) -> Contents:
     unique = unique_names(named.values())
     parameters = {name: value for name, value in unique.items() if id(value) in trainable}
     return Contents(modules, parameters, {k: v for k, v in unique.items() if k not in parameters}, seeds)
-
-
-def _created_trainable(part: Any) -> set[int]:
-    """Return the ids of the values that a layer created as trainable; `trainable_variables` is empty for a frozen
-    layer.
-    """
-    if not library().is_layer(part):
-        return set()
-    variables = getattr(part, "_trainable_variables", part.trainable_variables)
-    return {id(variable.value) for variable in variables}
 
 
 def constrained_step(

@@ -47,18 +47,12 @@ class KerasOptimizer(torch.optim.Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": lr, **settings})
         self._kept_as = _KeptAs()
-        self._rules = [self._rule(spec, group, settings, variables or {}) for group in self.param_groups]
-
-    def _rule(
-        self,
-        spec: Optimizer,
-        group: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        variables: Mapping[nn.Parameter, Any],
-    ) -> LayerOptimizerRule:
-        own = Optimizer(spec.own, lr=group["lr"], **{name: group[name] for name in settings})
-        rule = LayerOptimizerRule(own, keras.library().module, nullcontext, _put)
-        return rule.for_tree({_name(i): variables[p] for i, p in enumerate(group["params"]) if p in variables})
+        variables, self._rules = variables or {}, list[LayerOptimizerRule]()
+        for group in self.param_groups:
+            own = Optimizer(spec.own, lr=group["lr"], **{name: group[name] for name in settings})
+            rule = LayerOptimizerRule(own, keras.library().module, nullcontext, _put)
+            named = {_name(i): variables[p] for i, p in enumerate(group["params"]) if p in variables}
+            self._rules.append(rule.for_tree(named))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -95,7 +89,10 @@ class KerasOptimizer(torch.optim.Optimizer):
                 for name, names in self._kept_as.names[key].items()
             }
         kept_as = self._kept_as.names[key]
-        gradients = {name: _dense(parameter.grad) for name, parameter in parameters.items()}
+        gradients: dict[str, Any] = {}
+        for name, parameter in parameters.items():
+            gradient: Any = parameter.grad
+            gradients[name] = gradient.to_dense() if gradient.layout is not torch.strided else gradient
         after, slots_after = rule.step(None, values, gradients, slots, {"rate": rate})
         shared: dict[str, Tensor] = {}
         for name, parameter in parameters.items():  # the first has what is shared
@@ -144,10 +141,6 @@ def _kept_as(slots: Iterable[str]) -> dict[str, str]:
         own = [slot for slot in slots if slot not in names and re.fullmatch(rf"{kind}\d+" if kind else ".*", slot)]
         names |= {slot: f"{kind}{i}" if kind else slot for i, slot in enumerate(own)}
     return names
-
-
-def _dense(gradient: Any) -> Any:
-    return gradient.to_dense() if gradient.layout is not torch.strided else gradient
 
 
 def _put(value: Any, like: Tensor) -> Tensor:

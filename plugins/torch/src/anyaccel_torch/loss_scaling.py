@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -58,17 +58,18 @@ class DynamicLossScaling(LossScaling):
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for grad in grads:
             grad.mul_(1.0 / self.state.scale)
-        finite = self._are_finite(grads)
-        self.count(finite=finite)
-        return finite
-
-    def _are_finite(self, grads: Sequence[Tensor]) -> bool:
         if self._divided is None and grads:
             self._divided = any(map(is_dtensor, grads))
         if self._divided:
-            return bool(whole_stats(grads)[1])
-        norms = [torch.linalg.vector_norm(_values(grad), torch.inf) for grad in grads]  # NaN where one element is
-        return all(bool(torch.stack(stacked).isfinite().all()) for stacked in _by_device(norms))
+            finite = bool(whole_stats(grads)[1])
+        else:
+            norms: dict[torch.device, list[Tensor]] = {}
+            for grad in grads:  # NaN where one element is
+                values = grad.coalesce().values() if grad.is_sparse else grad
+                norms.setdefault(grad.device, []).append(torch.linalg.vector_norm(values, torch.inf))
+            finite = all(bool(torch.stack(on_device).isfinite().all()) for on_device in norms.values())
+        self.count(finite=finite)
+        return finite
 
     def count(self, *, finite: bool) -> None:
         self.state = self.state.after_step(self.spec, finite=finite)
@@ -90,14 +91,3 @@ class ScaledProgram(ScalesLosses):
 
     def update_loss_scale(self, *, finite: bool) -> None:
         self._scaling.count(finite=finite)
-
-
-def _values(grad: Tensor) -> Tensor:
-    return grad.coalesce().values() if grad.is_sparse else grad
-
-
-def _by_device(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    groups: dict[torch.device, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(tensor.device, []).append(tensor)
-    return groups.values()

@@ -237,14 +237,10 @@ def _classes(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     return outputs.flatten(0, -2), targets.long().flatten()
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction=reduction, ignore_index=_IGNORES_NOTHING)
-
-
 _NAMED: dict[str, tuple[Callable[..., Tensor], Prepare, Callable[[Tensor], int]]] = {
     "mse": (F.mse_loss, _elementwise, Tensor.numel),
     "mae": (F.l1_loss, _elementwise, Tensor.numel),
-    "cross_entropy": (_cross_entropy, _classes, len),
+    "cross_entropy": (functools.partial(F.cross_entropy, ignore_index=_IGNORES_NOTHING), _classes, len),
     "binary_cross_entropy": (F.binary_cross_entropy_with_logits, _elementwise, Tensor.numel),
 }
 

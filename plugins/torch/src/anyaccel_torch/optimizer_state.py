@@ -67,11 +67,13 @@ class ExpectedSlots:
     def fit(self, values: Mapping[str, Tensor], parameter: nn.Parameter) -> bool:
         """Whether slots are these; a parameter without any has had no gradient yet."""
         own = own_slots(values)
-        return not own or (names_of(own) == self.names and all(self._is_like(*slot, parameter) for slot in own.items()))
-
-    def _is_like(self, slot: str, value: Tensor, parameter: nn.Parameter) -> bool:
-        like = self.like.get(slot) if self.like else parameter
-        return not isinstance(like, Tensor) or 0 in (value.ndim, like.ndim) or value.shape == like.shape
+        if own and names_of(own) != self.names:
+            return False
+        for slot, value in own.items():
+            like = self.like.get(slot) if self.like else parameter
+            if isinstance(like, Tensor) and 0 not in (value.ndim, like.ndim) and value.shape != like.shape:
+                return False
+        return True
 
 
 def matching_state(
@@ -164,12 +166,16 @@ def not_encodable(state: Mapping[str, Any]) -> list[str]:
 
 def read_steps(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Any]:
     """The own step counts of parameters that have one; waits once for each device."""
-    steps = {parameter: optimizer.state.get(parameter, {}).get(_STEP) for parameter in parameters}
-    known = {parameter: step for parameter, step in steps.items() if is_number(step)}
-    tensors = {p: step for p, step in steps.items() if isinstance(step, Tensor) and step.ndim == 0 and not step.is_meta}
-    for device in {step.device for step in tensors.values()}:
-        on_device = {parameter: step for parameter, step in tensors.items() if step.device == device}
-        known.update(zip(on_device, torch.stack([step.double() for step in on_device.values()]).tolist(), strict=True))
+    known: dict[nn.Parameter, Any] = {}
+    by_device: dict[torch.device, dict[nn.Parameter, Tensor]] = {}
+    for parameter in parameters:
+        step = optimizer.state.get(parameter, {}).get(_STEP)
+        if is_number(step):
+            known[parameter] = step
+        elif isinstance(step, Tensor) and step.ndim == 0 and not step.is_meta:
+            by_device.setdefault(step.device, {})[parameter] = step.double()
+    for steps in by_device.values():
+        known.update(zip(steps, torch.stack(list(steps.values())).tolist(), strict=True))
     return known
 
 
@@ -228,15 +234,15 @@ def _encoded(values: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
 
 
 def _changed(now: Mapping[str, Mapping[str, Tensor]], before: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {
-        slot: part for key, parts in now.items() if not _equal(parts, before.get(key)) for slot, part in parts.items()
-    }
-
-
-def _equal(parts: Mapping[str, Tensor], others: Mapping[str, Tensor] | None) -> bool:
-    if others is None or parts.keys() != others.keys():
-        return False
-    return all(part.dtype == others[slot].dtype and torch.equal(part, others[slot]) for slot, part in parts.items())
+    changed: dict[str, Tensor] = {}
+    for key, parts in now.items():
+        others = before.get(key, {})
+        is_equal = key in before and parts.keys() == others.keys()
+        for slot, part in parts.items() if is_equal else ():
+            is_equal = is_equal and part.dtype == others[slot].dtype and torch.equal(part, others[slot])
+        if not is_equal:
+            changed.update(parts)
+    return changed
 
 
 @cache
@@ -264,16 +270,15 @@ class OptimizerSnapshot:
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, *, has_attributes: bool) -> OptimizerSnapshot:
         """Return a copy of the current state of an optimizer; `has_attributes` if its steps may change attributes."""
-        state = {parameter: copied_state(state) for parameter, state in optimizer.state.items()}
         attributes = AttributeSnapshot([optimizer], _own_names, save_tensor) if has_attributes else None
-        return cls(state, [_copied_group(group) for group in optimizer.param_groups], attributes)
+        return cls(*_copied(optimizer.state, optimizer.param_groups), attributes)
 
     def restore(self, optimizer: torch.optim.Optimizer) -> None:
         """Write the copy back; it stays usable."""
+        state, groups = _copied(self.state, self.groups)
         optimizer.state.clear()
-        for parameter, state in self.state.items():
-            optimizer.state[parameter] = copied_state(state)
-        optimizer.param_groups[:] = [_copied_group(group) for group in self.groups]
+        optimizer.state.update(state)
+        optimizer.param_groups[:] = groups
         if self.attributes is not None:
             self.attributes.restore()
 
@@ -283,8 +288,16 @@ def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in state.items()}
 
 
-def _copied_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if key == "params" else copy.deepcopy(value) for key, value in group.items()}
+def _copied(
+    state: Mapping[Tensor, Mapping[str, Any]], groups: Iterable[Mapping[str, Any]]
+) -> tuple[dict[Tensor, dict[str, Any]], list[dict[str, Any]]]:
+    """Return copies of states by parameter, and of groups, whose parameters stay the same objects."""
+    states = {parameter: copied_state(values) for parameter, values in state.items()}
+    copied_groups: list[dict[str, Any]] = []
+    for group in groups:
+        others = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
+        copied_groups.append({"params": list(group["params"]), **others})
+    return states, copied_groups
 
 
 # -- What an optimizer keeps under one name, as tensors: numbers, text, and containers of these and of tensors ---------
@@ -340,12 +353,9 @@ def names_of(slots: Iterable[str]) -> set[str]:
     """Return the names of encoded values."""
     slots = set(slots)
     structures = {slot.removesuffix(_STRUCTURE) for slot in slots if slot.endswith(_STRUCTURE)}
-    return structures | {slot for slot in slots - _parts(slots, structures) if not slot.endswith(_STRUCTURE)}
-
-
-def _parts(slots: set[str], structures: set[str]) -> set[str]:
-    split = {slot: slot.rpartition(".") for slot in slots}
-    return {slot for slot, (name, _, last) in split.items() if name in structures and last.isdigit()}
+    split = {slot: slot.rpartition(".") for slot in slots if not slot.endswith(_STRUCTURE)}
+    of_structures = {slot for slot, (name, _, last) in split.items() if name in structures and last.isdigit()}
+    return structures | (split.keys() - of_structures)
 
 
 def decode(slots: Mapping[str, Tensor], like: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -360,24 +370,23 @@ def decode(slots: Mapping[str, Tensor], like: Mapping[str, Any], device: torch.d
     values: dict[str, Any] = {}
     for name in names_of(slots):
         if name in slots:
-            values[name] = _scalar_or_tensor(slots[name], like.get(name), device)
+            tensor = slots[name]
+            before: Any = like.get(name)
+            wide = tensor.ndim == 0 and tensor.dtype in (torch.float64, torch.int64, torch.bool)
+            if wide and not isinstance(before, Tensor):
+                values[name] = tensor.item()
+            elif is_number(before) and tensor.ndim == 0:
+                values[name] = type(before)(tensor.item())
+            else:
+                on = before.device if isinstance(before, Tensor) else device
+                values[name] = tensor.detach().to(on, copy=True)
         else:
             plain = json.loads(bytes(slots[f"{name}{_STRUCTURE}"].cpu().tolist()))
-            values[name] = _rebuilt(plain, [_copied(slots[f"{name}.{i}"], device) for i in _numbers(slots, name)])
+            parts = [slot.rpartition(".") for slot in slots]  # those of the value are numbered
+            n_tensors = sum(1 for before, _, last in parts if before == name and last.isdigit())
+            tensors = [slots[f"{name}.{i}"].detach().to(device, copy=True) for i in range(n_tensors)]
+            values[name] = _rebuilt(plain, tensors)
     return values
-
-
-def _copied(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.detach().to(device, copy=True)
-
-
-def _scalar_or_tensor(tensor: Tensor, like: Any, device: torch.device) -> Any:
-    wide = tensor.ndim == 0 and tensor.dtype in (torch.float64, torch.int64, torch.bool)
-    if wide and not isinstance(like, Tensor):
-        return tensor.item()
-    if is_number(like) and tensor.ndim == 0:
-        return type(like)(tensor.item())
-    return _copied(tensor, like.device if isinstance(like, Tensor) else device)
 
 
 def _rebuilt(plain: Any, tensors: Sequence[Tensor]) -> Any:
@@ -389,8 +398,3 @@ def _rebuilt(plain: Any, tensors: Sequence[Tensor]) -> Any:
     if kind == "dict":
         return {_rebuilt(name, tensors): _rebuilt(item, tensors) for name, item in content}
     return tensors[content] if kind == "tensor" else content
-
-
-def _numbers(slots: Mapping[str, Tensor], name: str) -> range:
-    """Return the numbers of the tensors that belong to the text of a value."""
-    return range(sum(1 for slot in slots if slot.rpartition(".")[0] == name and slot.rpartition(".")[2].isdigit()))

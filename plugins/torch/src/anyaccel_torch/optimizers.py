@@ -88,11 +88,21 @@ class GroupOptimizer:
         self.name, self.spec = group.name, group.optimizer
         self.revision = 0
         self.members = members
-        self.parameters = [parameter for named in members.values() for parameter in named.values()]
+        self.parameters: list[nn.Parameter] = []
+        self._node: dict[nn.Parameter, str] = {}
+        self._counted: list[tuple[str, tuple[nn.Parameter, ...]]] = []
+        for node, named in members.items():
+            self.parameters += named.values()
+            self._node.update(dict.fromkeys(named.values(), node))
+            if named:
+                self._counted.append((node, tuple(named.values())))
         self._alike = lists_of_one_kind(self.parameters) if self.spec.clip_value is not None else []
         self._divided = any(map(is_dtensor, self.parameters))
         self._grouped = grouped_settings(self.spec, members) if self.spec.groups else {}
-        self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
+        self.constraints: dict[nn.Parameter, Callable[[Any], Any]] = {}
+        for parameter, constraint in (constraints or {}).items():
+            if parameter in self._node:
+                self.constraints[parameter] = constraint
         self._variables = variables or {}
         self._torch_slots = slot_names(self.spec) if self.spec.own is None else {}
         self._counts_steps = counts_steps(self.spec)
@@ -109,11 +119,10 @@ class GroupOptimizer:
             torch_group.setdefault("initial_lr", torch_group["lr"])  # as torch's schedulers call it
         self._shared = None if self.spec.own is None or self._optimizer is None else SharedState(self._optimizer)
         self._steps = dict.fromkeys(members, 0)
-        self._counted = [(node, tuple(named.values())) for node, named in members.items() if named]
-        self._node = {parameter: node for node, named in members.items() for parameter in named.values()}
         self._diverged = True
-        resumed = self._load({node: states[node] for node in members if node in states}, switched_off or {})
-        self._steps_before = {node: resumed.get(node, NodeState()).step for node in members}
+        self._held: dict[str, dict[str, dict[str, Tensor]]] = {}  # slots of parameters that are switched off, by node
+        self._steps_before = dict.fromkeys(members, 0)
+        self._load(states, switched_off or {})
         if not any(self._steps_before.values()):
             warn_of_lost_steps(self.spec)
         self._step = self.stepper(clip=False)
@@ -122,49 +131,43 @@ class GroupOptimizer:
         """Return the spec with the settings of a parameter's group."""
         return self._grouped.get(parameter, self.spec)
 
-    def _load(self, states: Mapping[str, NodeState], others: Mapping[str, Collection[str]]) -> dict[str, NodeState]:
-        """Continue the states that match; return the initial state of each node."""
-        expected = expected_slots(self.spec, self.parameters, self._variables) if states else {}
-        resumed = {
-            node: matching_state(state, self.members[node], others.get(node, ()), expected)
-            for node, state in states.items()
-        }
-        self._held = {
-            node: self._held_slots(states[node], others.get(node, ()))
-            for node, state in resumed.items()
-            if state.step == states[node].step
-        }
+    def _load(self, states: Mapping[str, NodeState], others: Mapping[str, Collection[str]]) -> None:
+        """Continue the states that match, with their steps."""
+        is_begun = not states.keys().isdisjoint(self.members)
+        expected = expected_slots(self.spec, self.parameters, self._variables) if is_begun else {}
+        resumed: dict[str, NodeState] = {}
+        for node in self.members:
+            if node in states:
+                before, names = states[node], others.get(node, ())
+                resumed[node] = matching_state(before, self.members[node], names, expected)
+                self._steps_before[node] = resumed[node].step
+                if resumed[node].step == before.step:  # those that are switched off, with their step if steps matter
+                    own = {"step": torch.tensor(before.step)} if self._counts_steps else {}
+                    kept = before.slots.items()
+                    self._held[node] = {name: {**own, **values} for name, values in kept if values and name in names}
         if self._optimizer is None:
-            return resumed
+            return
         for node, state in sorted(resumed.items(), key=lambda item: item[1].step):  # those of the longest trained win
-            self._load_node(self._optimizer, node, state, expected)
+            if self._shared is not None:
+                for held in self._held.get(node, {}).values():
+                    self._shared.load(held)
+            for name, values in state.slots.items():
+                parameter = self.members[node][name]
+                load_slots(
+                    self._optimizer,
+                    parameter,
+                    state.step,
+                    values,
+                    self._torch_slots,
+                    expected[parameter].like,
+                    counts=self._counts_steps,
+                )
+                if self._shared is not None:
+                    self._shared.load(values, parameter)
         if not self._counts_steps:
             # torch's fused SGD needs all velocities or none, and a parameter may get its first gradient later
             for parameter in self.parameters:
                 self.slot_tensors(parameter)
-        return resumed
-
-    def _load_node(
-        self,
-        optimizer: torch.optim.Optimizer,
-        node: str,
-        state: NodeState,
-        expected: Mapping[nn.Parameter, ExpectedSlots],
-    ) -> None:
-        if self._shared is not None:
-            for held in self._held.get(node, {}).values():
-                self._shared.load(held)
-        for name, values in state.slots.items():
-            parameter = self.members[node][name]
-            like = expected[parameter].like
-            load_slots(optimizer, parameter, state.step, values, self._torch_slots, like, counts=self._counts_steps)
-            if self._shared is not None:
-                self._shared.load(values, parameter)
-
-    def _held_slots(self, state: NodeState, names: Collection[str]) -> dict[str, dict[str, Tensor]]:
-        """Return slots of parameters that are switched off, each with its own step if steps matter."""
-        own = {"step": torch.tensor(state.step)} if self._counts_steps else {}
-        return {name: {**own, **values} for name, values in state.slots.items() if values and name in names}
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -239,16 +242,16 @@ class GroupOptimizer:
         Parameters of a group whose nodes have done the same number of steps stay together.
         """
         if self._diverged:
-            groups[:] = [part for group in groups for part in self._by_steps(group)]
+            whole = list(groups)
+            groups.clear()
+            for group in whole:
+                by_steps: dict[int, list[nn.Parameter]] = {}
+                for parameter in group["params"]:
+                    by_steps.setdefault(self.steps(parameter), []).append(parameter)
+                groups += [{**group, "params": parameters} for parameters in by_steps.values()]
             self._diverged = False
         for group in groups:
             group["lr"] = group["initial_lr"] * self._factor(self.steps(group["params"][0]))
-
-    def _by_steps(self, group: dict[str, Any]) -> list[dict[str, Any]]:
-        by_steps: dict[int, list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            by_steps.setdefault(self.steps(parameter), []).append(parameter)
-        return [{**group, "params": parameters} for parameters in by_steps.values()]
 
     def steps(self, parameter: nn.Parameter) -> int:
         """Return the number of steps of a parameter's node over its whole life."""
@@ -334,31 +337,29 @@ class GroupOptimizer:
 
     def states(self, *, copies: bool) -> dict[str, NodeState]:
         """State by node: steps over its whole life, and slots by parameter; copies, or the very tensors."""
-        return {
-            node: NodeState(self._steps_before[node] + self._steps[node], _cloned(slots) if copies else slots)
-            for node, slots in ((node, self._slots(node)) for node in self.members)
-        }
-
-    def _slots(self, node: str) -> dict[str, dict[str, Tensor]]:
-        """Return slots of a node, those of switched-off parameters unchanged."""
-        result = {name: own_slots(values) | _step_of(values) for name, values in self._held.get(node, {}).items()}
-        if self._optimizer is None:
-            return result
+        states: dict[str, NodeState] = {}
         shared = {} if self._shared is None else self._shared.slots()
-        named, count = self.members[node], self._steps_before[node] + self._steps[node]
-        steps = read_steps(self._optimizer, named.values())
         core_slots = {theirs: name for name, theirs in self._torch_slots.items()}
-        for i, (name, parameter) in enumerate(named.items()):
-            slots = encoded_slots(self._optimizer.state.get(parameter, {}), core_slots)
-            step = steps.get(parameter, count)
-            if step != count or (parameter in steps and not slots):
-                slots["step"] = torch.tensor(step)
-            for slot, value in shared.get(parameter, {}).items():
-                if i == 0 or value.ndim == 0:  # larger ones are kept once
-                    slots[slot] = value
-            if slots:
-                result[name] = slots
-        return result
+        for node, named in self.members.items():
+            result: dict[str, dict[str, Tensor]] = {}
+            for name, values in self._held.get(node, {}).items():  # those of switched-off parameters are unchanged
+                result[name] = own_slots(values) | ({"step": values["step"]} if "step" in values else {})
+            count = self._steps_before[node] + self._steps[node]
+            steps = {} if self._optimizer is None else read_steps(self._optimizer, named.values())
+            for i, (name, parameter) in enumerate(named.items() if self._optimizer is not None else ()):
+                slots = encoded_slots(self._state_of(parameter), core_slots)
+                step = steps.get(parameter, count)
+                if step != count or (parameter in steps and not slots):
+                    slots["step"] = torch.tensor(step)
+                for slot, value in shared.get(parameter, {}).items():
+                    if i == 0 or value.ndim == 0:  # larger ones are kept once
+                        slots[slot] = value
+                if slots:
+                    result[name] = slots
+            if copies:
+                result = {name: {slot: v.clone() for slot, v in values.items()} for name, values in result.items()}
+            states[node] = NodeState(count, result)
+        return states
 
     def snapshot(self) -> GroupSnapshot:
         """A copy of step counts, state and settings."""
@@ -376,18 +377,10 @@ class GroupOptimizer:
             self._diverged = True
 
 
-def _step_of(slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {"step": slots["step"]} if "step" in slots else {}
-
-
-def _cloned(slots: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    return {name: {slot: value.clone() for slot, value in values.items()} for name, values in slots.items()}
-
-
 # -- Torch optimizers of optimizer specs, and what such an optimizer keeps for each parameter --------------------------
 
 
-_FUSED_ON = frozenset({"cpu", "cuda", "xpu"})
+_FUSED_ON = {"cpu"}, {"cuda"}, {"xpu"}
 
 
 def create_optimizer(
@@ -407,15 +400,30 @@ def create_optimizer(
     Raises:
         SpecError: a class that is not an optimizer of torch, needs a closure, or does not take the settings.
     """
-    torch_parameters = torch_groups(spec, parameters, groups)
+    if isinstance(spec.own, torch.optim.Optimizer):
+        return _copy_of(spec.own, spec, parameters, originals or {})
+    # Named optimizers get DTensors in separate groups, because torch has no function for lists of both.
+    by_settings: dict[Any, dict[str, Any]] = {}
+    types, is_narrow, is_floating, is_divided = set(), False, True, False
+    for parameter in parameters:
+        device_type, divided = parameter.device.type, is_dtensor(parameter)
+        types.add(device_type)
+        is_narrow, is_divided = is_narrow or (parameter.itemsize < 4 and device_type == "cpu"), is_divided or divided
+        is_floating = is_floating and parameter.is_floating_point()
+        settings = (groups or {}).get(parameter, spec)
+        key = id(settings), spec.own is None and divided
+        by_settings.setdefault(key, {"params": [], **torch_settings(settings)})["params"].append(parameter)
+    torch_parameters = list(by_settings.values()) if groups or len(by_settings) > 1 else list(parameters)
     if spec.own is not None:
-        if isinstance(spec.own, torch.optim.Optimizer):
-            return _copy_of(spec.own, spec, parameters, originals or {})
         return _create_own(spec.own, spec, torch_parameters, variables)
     if spec.name not in NATIVE:
         return RuleOptimizer(torch_parameters, OPTIMIZERS[spec.name], lr=spec.lr, **spec.settings)
     create: Callable[..., torch.optim.Optimizer] = NATIVE[spec.name].create
-    return create(torch_parameters, **torch_settings(spec), **_implementation(spec, parameters, sparse=sparse))
+    is_fused = is_floating and not sparse and types in _FUSED_ON
+    if create is torch.optim.SGD and (is_narrow or is_divided):
+        # torch's fused SGD leaves most 16-bit parameters on the CPU unchanged (pytorch#191763), and takes no DTensors.
+        is_fused = False
+    return create(torch_parameters, **torch_settings(spec), **{"fused" if is_fused else "foreach": True})
 
 
 def grouped_settings(
@@ -442,24 +450,6 @@ def grouped_settings(
     return {parameter: settings for parameter, settings in found.items() if settings is not spec}
 
 
-def torch_groups(
-    spec: Optimizer, parameters: Sequence[nn.Parameter], groups: Mapping[nn.Parameter, Optimizer] | None
-) -> list[Any]:
-    """Return the parameters as torch's optimizers take them: alone, or in groups with settings.
-
-    Named optimizers get DTensors in separate groups, because torch has no function for lists of both.
-    """
-    apart = spec.own is None and len({is_dtensor(parameter) for parameter in parameters}) > 1
-    if not (groups or apart):
-        return list(parameters)
-    by_settings: dict[Any, dict[str, Any]] = {}
-    for parameter in parameters:
-        own = (groups or {}).get(parameter, spec)
-        key = id(own), apart and is_dtensor(parameter)
-        by_settings.setdefault(key, {"params": [], **torch_settings(own)})["params"].append(parameter)
-    return list(by_settings.values())
-
-
 def torch_settings(spec: Optimizer) -> dict[str, Any]:
     """Return the settings of a spec by torch's names."""
     settings = {"lr": spec.lr, **spec.settings}
@@ -468,23 +458,12 @@ def torch_settings(spec: Optimizer) -> dict[str, Any]:
     return settings
 
 
-def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
-    # torch's fused SGD leaves most 16-bit parameters on the CPU unchanged (pytorch#191763).
-    narrow = any(p.itemsize < 4 and p.device.type == "cpu" for p in parameters)
-    divided = any(map(is_dtensor, parameters))  # for which torch has no fused SGD
-    if NATIVE[spec.name].create is torch.optim.SGD and (narrow or divided):
-        return {"foreach": True}
-    types = {parameter.device.type for parameter in parameters}
-    alike = len(types) == 1 and all(parameter.is_floating_point() for parameter in parameters)
-    return {"fused": True} if alike and types <= _FUSED_ON and not sparse else {"foreach": True}
-
-
 def _create_own(
     own: Any, spec: Optimizer, parameters: Sequence[Any], variables: Mapping[nn.Parameter, Any] | None
 ) -> torch.optim.Optimizer:
     """Return an optimizer of a class, a `functools.partial` of one, or a function of parameters that gives one."""
     available = f"{', '.join(OPTIMIZERS)}; or a class of torch.optim, or one derived from torch.optim.Optimizer"
-    if keras.is_optimizer(own):
+    if keras.library().is_optimizer(own):
         from anyaccel_torch.keras_optimizers import KerasOptimizer
 
         return KerasOptimizer(parameters, spec, variables, lr=spec.lr, **spec.settings)
@@ -647,32 +626,31 @@ def expected_slots(
         key = _trial_key(spec, parameter, variables)
         if key not in trials:
             trials[key] = trial_state(spec, parameter, variables.get(parameter))
-    _warn_of_lost_state(spec, list(trials.values()))
-    return {p: ExpectedSlots.of(trials[_trial_key(spec, p, variables)] or {}) for p in parameters}
-
-
-def _trial_key(spec: Optimizer, parameter: nn.Parameter, variables: Mapping[nn.Parameter, Any]) -> Any:
-    if isinstance(spec.own, torch.optim.Optimizer):
-        return id(parameter)  # its groups may differ
-    by_name = parameter in variables and keras.is_optimizer(spec.own) and reads_names(spec.own, keras.library().module)
-    return parameter.shape, parameter.dtype, parameter.device, variables[parameter].path if by_name else None
-
-
-def _warn_of_lost_state(spec: Optimizer, trials: Sequence[Mapping[str, Any] | None]) -> None:
-    """Warn once for an optimizer of state that cannot be continued."""
-    lost = sorted({name for trial in trials for name in not_encodable(trial or {})})
+    lost = sorted({name for trial in trials.values() for name in not_encodable(trial or {})})
     if lost:
         warnings.warn(
             f"the optimizer {spec.name} keeps {', '.join(lost)} for each parameter, which is lost in a new "
             "phase: only tensors, numbers, text, and containers of these are kept",
             stacklevel=2,
         )
-    if None in trials:
+    if None in trials.values():
         warnings.warn(
             f"the optimizer {spec.name} fails in a trial step with zero gradients, so its state is "
             "unknown: a new phase starts it from scratch",
             stacklevel=2,
         )
+    return {p: ExpectedSlots.of(trials[_trial_key(spec, p, variables)] or {}) for p in parameters}
+
+
+def _trial_key(spec: Optimizer, parameter: nn.Parameter, variables: Mapping[nn.Parameter, Any]) -> Any:
+    if isinstance(spec.own, torch.optim.Optimizer):
+        return id(parameter)  # its groups may differ
+    by_name = (
+        parameter in variables
+        and keras.library().is_optimizer(spec.own)
+        and reads_names(spec.own, keras.library().module)
+    )
+    return parameter.shape, parameter.dtype, parameter.device, variables[parameter].path if by_name else None
 
 
 # -- Named optimizers in torch: by a class of torch where there is one, else by their formula --------------------------

@@ -93,10 +93,11 @@ class TorchLoop(Loop):
         if self.num_processes > 1:
             self._processes.group.separate_messages()
         if self.precision not in (None, "float32", *_MIXED):
+            dtype = {"bf16": "torch.bfloat16", "float64": "torch.float64"}.get(self.precision or "", "torch.float32")
             raise ConfigError(
                 f"Loop: precision={self.precision!r} changes the dtype of a model's parameters",
                 available="'float32', 'bf16-mixed', 'fp16-mixed'",
-                hint=f"write precision='bf16-mixed', or net.to({_whole_dtype(self.precision)}) before prepare()",
+                hint=f"write precision='bf16-mixed', or net.to({dtype}) before prepare()",
             )
         self._autocast_dtype = _MIXED.get(self.precision or "")
         device_type = self.device.type
@@ -141,14 +142,26 @@ class TorchLoop(Loop):
 
     def _prepare(self, objects: Sequence[Any], frozen: bool) -> list[Any]:
         for value in objects:
-            _check_preparable(value)
+            if isinstance(value, (DistributedDataParallel, DataParallel)):
+                raise ConfigError(
+                    f"the model is already in a {type(value).__name__}", hint="prepare the wrapped module: net.module"
+                )
+            if isinstance(value, type) or not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+                raise DataError(
+                    f"prepare() cannot prepare a {type(value).__name__}",
+                    cause="it is not a module, optimizer, schedule or loader, and has no state_dict() and "
+                    "load_state_dict()",
+                    hint="write net, optimizer, loader = loop.prepare(net, optimizer, loader)",
+                )
         for value in objects:
             if isinstance(value, nn.Module) and not isinstance(value, AveragedModel):
                 self._add_model(value, frozen)
         for value in objects:
             if isinstance(value, AveragedModel):
                 self.accelerator.place(value)
-                self._gate(value, "update_parameters", self._is_stepped)
+                self._gate(
+                    value, "update_parameters", lambda: any(prepared.is_stepped for prepared in self._optimizers)
+                )
                 self._add_other(value)
             elif isinstance(value, Optimizer):
                 self._add_optimizer(value)
@@ -187,7 +200,17 @@ class TorchLoop(Loop):
         placed = self.accelerator.place(module)
         assert placed is module
         if trained and self.sharding == "full" and self.num_processes > 1:
-            self._divide(module)
+            from torch.distributed.fsdp import fully_shard
+
+            names = dict(module.named_parameters())
+            for part in module.modules():  # members of lists of layers are sharded one by one
+                if isinstance(part, (nn.ModuleList, nn.Sequential)) and part is not module:
+                    for block in part:
+                        if next(block.parameters(), None) is not None:
+                            fully_shard(block, **self.options)
+            fully_shard(module, **self.options)
+            for name, parameter in module.named_parameters():
+                self._renewed[names[name]] = parameter
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if self._autocast_dtype is not None:
             self._autocast_calls(module)
@@ -208,7 +231,11 @@ class TorchLoop(Loop):
             self._undo.append(lambda: _prepared.discard(module))
 
     def _check_alike(self, module: nn.Module) -> None:
-        own = {name: _digest(tensor) for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
+        own: dict[str, str] = {}
+        for name, tensor in module.state_dict().items():
+            if isinstance(tensor, Tensor):
+                values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+                own[name] = hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
         every = self._processes.gather_plain(own, "in loop.prepare()")
         for rank, other in enumerate(every):
             different = next((name for name in own if every[0].get(name) != other.get(name)), None)
@@ -232,36 +259,27 @@ class TorchLoop(Loop):
                 hint="write Loop(sync_batchnorm=True) for statistics over all rows, or sync_batchnorm=False for those "
                 "of each process",
             )
+
+        def sum_in_place(tensor: Tensor) -> None:
+            self._processes.check_memory()
+            self._processes.group.sum_in_place(tensor)
+
+        def has_rows() -> bool:
+            share = self._iterations.share
+            return share is None or share.rows != 0
+
         if self.sync_batchnorm:
             for layer in [layer for layer in module.modules() if is_synchronizable(layer)]:
                 norm = SynchronizedNorm(
                     layer,
                     self.process_index,
                     self.num_processes,
-                    self._sum_in_place,
+                    sum_in_place,
                     by_rows=False,
-                    counts=self._has_rows,
+                    counts=has_rows,
                 )
                 self._norms.append(norm)
                 self._undo += [partial(self._norms.remove, norm), norm.restore]
-
-    def _sum_in_place(self, tensor: Tensor) -> None:
-        self._processes.check_memory()
-        self._processes.group.sum_in_place(tensor)
-
-    def _has_rows(self) -> bool:
-        share = self._iterations.share
-        return share is None or share.rows != 0
-
-    def _divide(self, module: nn.Module) -> None:
-        from torch.distributed.fsdp import fully_shard
-
-        names = dict(module.named_parameters())
-        for block in _blocks(module):
-            fully_shard(block, **self.options)
-        fully_shard(module, **self.options)
-        for name, parameter in module.named_parameters():
-            self._renewed[names[name]] = parameter
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -298,9 +316,6 @@ class TorchLoop(Loop):
         target.__class__ = type(kind.__name__, (kind,), {name: gated, "__module__": kind.__module__})
         self._undo.append(partial(setattr, target, "__class__", kind))
 
-    def _is_stepped(self) -> bool:
-        return any(prepared.is_stepped for prepared in self._optimizers)
-
     # -- autocast --------------------------------------------------------------------------------------------------
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -313,6 +328,10 @@ class TorchLoop(Loop):
 
         A loss of outputs in half precision would be computed in it, which autocast avoids.
         """
+
+        def in_float32(output: Any) -> Any:
+            return output.float() if isinstance(output, Tensor) and output.dtype == self._autocast_dtype else output
+
         for part in (module, *module.children()):
             replaced = vars(part).get("forward")
 
@@ -320,16 +339,13 @@ class TorchLoop(Loop):
                 is_inner = torch.is_autocast_enabled(self.device.type)
                 with self.autocast():
                     outputs = type(part).forward(part, *args, **settings) if own is None else own(*args, **settings)
-                return outputs if is_inner else map_leaves(outputs, self._in_float32, lambda leaf: False)
+                return outputs if is_inner else map_leaves(outputs, in_float32, lambda leaf: False)
 
             part.forward = MethodType(cast, part)  # bound, so that a copy of the model calls its own
             undo = (
                 partial(delattr, part, "forward") if replaced is None else partial(setattr, part, "forward", replaced)
             )
             self._undo.append(undo)
-
-    def _in_float32(self, output: Any) -> Any:
-        return output.float() if isinstance(output, Tensor) and output.dtype == self._autocast_dtype else output
 
     # -- backward and updates --------------------------------------------------------------------------------------
 
@@ -415,8 +431,8 @@ class TorchLoop(Loop):
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         has_rows = share is None or share.rows != 0
-        if not has_rows:
-            roots = [loss * 0.0] if self._always_runs else []
+        if not has_rows:  # it must take part if the backward pass itself has collectives
+            roots = [loss * 0.0] if self.sharding == "full" or self._norms else []
         else:
             roots = [loss if factor == 1.0 else loss * factor]
         left_out = [model for model in self._models if model.parameters and model not in chosen]
@@ -471,11 +487,6 @@ class TorchLoop(Loop):
                 hint="prepare the loader, or pass the number: loop.backward(loss * len(x), count=len(x))",
             )
         return float(share.rows)
-
-    @property
-    def _always_runs(self) -> bool:
-        """Whether the backward pass itself has collectives, so that a process without rows must take part."""
-        return self.sharding == "full" or bool(self._norms)
 
     def _exchange(
         self, models: Sequence[_Model], roots: list[Tensor], inputs: list[Tensor] | None, retain_graph: bool
@@ -537,8 +548,18 @@ class TorchLoop(Loop):
         return getattr(model, "_orig_mod", model)
 
     def _state(self) -> dict[str, Any]:
+        states: dict[str, list[Any]] = {"models": [], "optimizers": []}
         if self.sharding == "full" and self.num_processes > 1:
-            states = self._divided_states()
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
+
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            for model in self._models:
+                states["models"].append(_plain(get_model_state_dict(model.module, options=options)))
+                for prepared in self._optimizers:
+                    if not prepared.parameters.isdisjoint(model.parameters):
+                        with prepared.apart():
+                            state = get_state_dict(model.module, prepared.optimizer, options=options)[1]
+                        states["optimizers"].append(_plain(state))
         else:
             states = {
                 "models": [_plain(self.unwrap(model.module).state_dict()) for model in self._models],
@@ -548,21 +569,6 @@ class TorchLoop(Loop):
         others = [_plain(other.state_dict()) for other in self._others]
         scaler = None if self.scaler is None else self.scaler.state_dict()
         return {**states, "others": others, "scaler": scaler}
-
-    def _divided_states(self) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
-
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        models, optimizers = [], []
-        for model in self._models:
-            of_model = [
-                prepared for prepared in self._optimizers if not prepared.parameters.isdisjoint(model.parameters)
-            ]
-            models.append(_plain(get_model_state_dict(model.module, options=options)))
-            for prepared in of_model:
-                with prepared.apart():
-                    optimizers.append(_plain(get_state_dict(model.module, prepared.optimizer, options=options)[1]))
-        return {"models": models, "optimizers": optimizers}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         for what, mine in (("models", self._models), ("optimizers", self._optimizers), ("others", self._others)):
@@ -574,7 +580,23 @@ class TorchLoop(Loop):
         for saved, model in zip(state["models"], self._models, strict=True):
             _check_fits(saved, self.unwrap(model.module))
         if self.sharding == "full" and self.num_processes > 1:
-            self._load_divided(state)
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
+
+            options = StateDictOptions(full_state_dict=True)
+            optimizers = iter(state["optimizers"])
+            for saved, model in zip(state["models"], self._models, strict=True):
+                set_model_state_dict(model.module, _tensors(saved), options=options)
+                for prepared in self._optimizers:
+                    if not prepared.parameters.isdisjoint(model.parameters):
+                        named = _by_names(next(optimizers), prepared.optimizer, model.module)
+                        with prepared.apart():
+                            set_state_dict(
+                                model.module,
+                                prepared.optimizer,
+                                model_state_dict=_tensors(saved),
+                                optim_state_dict=_tensors(named),
+                                options=options,
+                            )
         else:
             for saved, model in zip(state["models"], self._models, strict=True):
                 self.unwrap(model.module).load_state_dict(_tensors(saved))
@@ -591,24 +613,6 @@ class TorchLoop(Loop):
 
     def _drop_update(self) -> None:
         self._updates.window, self._updates.awaits_step = _Window(), False
-
-    def _load_divided(self, state: Mapping[str, Any]) -> None:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
-
-        options = StateDictOptions(full_state_dict=True)
-        optimizers = iter(state["optimizers"])
-        for saved, model in zip(state["models"], self._models, strict=True):
-            set_model_state_dict(model.module, _tensors(saved), options=options)
-            for prepared in self._optimizers:
-                if not prepared.parameters.isdisjoint(model.parameters):
-                    with prepared.apart():
-                        set_state_dict(
-                            model.module,
-                            prepared.optimizer,
-                            model_state_dict=_tensors(saved),
-                            optim_state_dict=_tensors(_by_names(next(optimizers), prepared.optimizer, model.module)),
-                            options=options,
-                        )
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -859,12 +863,14 @@ class _PreparedOptimizer:
         def step(_: Optimizer, closure: Any = None) -> Any:
             return self._step(closure)
 
+        def zero_grad(_: Optimizer, set_to_none: bool = True) -> None:
+            if self._is_full or not self._accumulates:
+                self._inner_zero(set_to_none)
+
         if hasattr(self._inner_step, _BY_SCHEDULE):  # otherwise an earlier schedule warns of the change
             setattr(step, _BY_SCHEDULE, True)
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-        optimizer.zero_grad = MethodType(  # type: ignore[method-assign]
-            lambda _, set_to_none=True: self._zero_grad(set_to_none), optimizer
-        )
+        optimizer.zero_grad = MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
 
     def restore(self) -> None:
         """Let the optimizer step at each call, as before `prepare`."""
@@ -927,10 +933,6 @@ class _PreparedOptimizer:
         updates.awaits_step = False
         self._has_gradients = self._accumulates = False
         return None
-
-    def _zero_grad(self, set_to_none: bool) -> None:
-        if self._is_full or not self._accumulates:
-            self._inner_zero(set_to_none)
 
 
 class TensorLoader(LoopLoader):
@@ -1001,15 +1003,6 @@ class TorchLoader(TensorLoader):
         """Key of the random numbers of this epoch, the same in all processes."""
         return self._order.key or 0
 
-    def _seed_workers(self) -> None:
-        """Let the workers of this process draw other numbers than those of the first, which has the plain loop's."""
-        own = self._own
-        if self.processes.rank == 0 or own is None or (own.persistent_workers and self._has_workers):
-            return
-        self._has_workers = True
-        own.generator.manual_seed(key(self.order_key, "workers", self.processes.rank))
-        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)  # as the first process draws a seed
-
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         batches = self.loader.batch_sampler
@@ -1027,8 +1020,14 @@ class TorchLoader(TensorLoader):
         if self._rows is None or self._own is None:
             yield from super()._shared()
             return
-        self._seed_workers()
-        for batch in self._own:
+        own = self._own
+        if self.processes.rank != 0 and not (own.persistent_workers and self._has_workers):
+            # the workers draw other numbers than those of the first process, which has the plain loop's
+            self._has_workers = True
+            own.generator.manual_seed(key(self.order_key, "workers", self.processes.rank))
+            # as the first process draws a seed
+            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        for batch in own:
             share = self._rows.shares.popleft()
             if share.rows == 0 and self._stand_in_rows == 0:
                 batch = self._take_rows(batch, slice(0, 0), self._rows_of(batch) or 0)
@@ -1093,19 +1092,14 @@ class _OwnRows:
             # A sampler of torch is not asked for more than the loop takes, as its generator may draw at its end.
             is_last = number + 1 == len(self) if draws_at_once else (following := next(groups, None)) is None
             if number >= skipped:
-                yield self._of_process(indices, number, is_last=is_last)
+                first, after = bounds(len(indices), processes.rank, processes.size)
+                self.shares.append(Share(after - first, len(indices), is_last, number))
+                own = indices[first:after] or indices[:1]
+                if processes.seed is not None:
+                    own = _KeyedIndices(own, key(processes.seed, "batch", loader.epoch, number, first))
+                yield own
             if draws_at_once:
                 following = next(groups, None)
-
-    def _of_process(self, indices: list[Any], number: int, *, is_last: bool) -> list[Any]:
-        """Return the indices of this process, and record its share."""
-        processes = self._loader.processes
-        first, after = bounds(len(indices), processes.rank, processes.size)
-        self.shares.append(Share(after - first, len(indices), is_last, number))
-        own = indices[first:after] or indices[:1]
-        if processes.seed is None:
-            return own
-        return _KeyedIndices(own, key(processes.seed, "batch", self._loader.epoch, number, first))
 
 
 def _identity(data: Any) -> Any:
@@ -1182,19 +1176,6 @@ class _KeyedDataset(Dataset[Any]):
             random.setstate(kept[2])
 
 
-def _check_preparable(value: Any) -> None:
-    if isinstance(value, (DistributedDataParallel, DataParallel)):
-        raise ConfigError(
-            f"the model is already in a {type(value).__name__}", hint="prepare the wrapped module: net.module"
-        )
-    if isinstance(value, type) or not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
-        raise DataError(
-            f"prepare() cannot prepare a {type(value).__name__}",
-            cause="it is not a module, optimizer, schedule or loader, and has no state_dict() and load_state_dict()",
-            hint="write net, optimizer, loader = loop.prepare(net, optimizer, loader)",
-        )
-
-
 def _check_fits(saved: Mapping[str, Any], module: nn.Module) -> None:
     current = module.state_dict()
     for name in dict.fromkeys([*current, *saved]):
@@ -1211,22 +1192,6 @@ def _check_fits(saved: Mapping[str, Any], module: nn.Module) -> None:
                 "here",
                 hint="create the same model as in the run that wrote the checkpoint",
             )
-
-
-def _blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the members of lists of layers, which are sharded one by one."""
-    return [
-        block
-        for part in module.modules()
-        if isinstance(part, (nn.ModuleList, nn.Sequential)) and part is not module
-        for block in part
-        if any(True for _ in block.parameters())
-    ]
-
-
-def _digest(tensor: Tensor) -> str:
-    contiguous = tensor.detach().cpu().contiguous()
-    return hashlib.blake2b(contiguous.view(-1).view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _plain(state: Any) -> Any:
@@ -1251,10 +1216,6 @@ def _tensors(state: Any) -> Any:
     if isinstance(state, (list, tuple)):
         return type(state)([_tensors(value) for value in state])
     return _tensor(state) if isinstance(state, (np.ndarray, np.generic)) else state
-
-
-def _whole_dtype(precision: str | None) -> str:
-    return {"bf16": "torch.bfloat16", "float64": "torch.float64"}.get(precision or "", "torch.float32")
 
 
 def _whole(tensor: Tensor) -> Tensor:

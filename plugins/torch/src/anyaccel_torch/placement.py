@@ -114,14 +114,10 @@ class TorchPlacement(Backend):
                     hint=f"use this accelerator: Accelerator({there!r}), or call remove_offload(model)",
                 )
             return obj
-        if is_module and "keras" in sys.modules:
-            from anyaccel_torch.module_state import move_keras_variables
-
-            move_keras_variables(obj, target)
         try:
             if not is_module:
                 return obj.to(target)
-            from anyaccel_torch.module_move import move_module
+            from anyaccel_torch.module_state import move_module
 
             return move_module(obj, target)
         except RuntimeError as error:

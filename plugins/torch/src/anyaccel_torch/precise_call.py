@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -15,11 +15,10 @@ from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
 from anyaccel_torch.forward_call import output_tensors
-from anyaccel_torch.module_traits import convolves
+from anyaccel_torch.module_traits import convolves, input_dtype
 from anyaccel_torch.recomputation import parts_to_recompute
 from anyaccel_torch.replaced_tensors import call_with, tensor_names
 from anyaccel_torch.settings import matmul_precision
-from anyaccel_torch.shape_inference import input_dtype
 
 Call = Callable[..., Any]
 
@@ -125,17 +124,13 @@ def _cast_call(model: nn.Module, call: Call, precision: NodePrecision) -> Call:
         cast = tuple(_floating_to(tensor, dtype) for tensor in inputs)
         result = call_with(holder, values, names, *cast)
         if model.training:
-            _write_back(buffers.items(), values)
+            with torch.no_grad():
+                for name, buffer in buffers.items():
+                    if values[name] is not buffer:
+                        buffer.copy_(values[name])
         return _in_dtype(result, dtype, own)
 
     return run
-
-
-@torch.no_grad()
-def _write_back(buffers: Iterable[tuple[str, Tensor]], values: dict[str, Tensor]) -> None:
-    for name, buffer in buffers:
-        if values[name] is not buffer:
-            buffer.copy_(values[name])
 
 
 def _floating_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial, reduce
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,9 +30,9 @@ from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.gradient_buckets import BUCKET_VARIABLE, exchange_dtype, exchanged_bytes
 from anyaccel_torch.loss_scaling import UNSCALED, DynamicLossScaling, LossScaling, ScaledProgram
 from anyaccel_torch.losses import BoundLoss, bind, divisor
-from anyaccel_torch.module_state import parameters, seed_states, submodules
+from anyaccel_torch.module_state import parameters, submodules
+from anyaccel_torch.module_traits import input_dtype
 from anyaccel_torch.optimizers import GroupOptimizer
-from anyaccel_torch.shape_inference import input_dtype
 from anyaccel_torch.state_guard import (
     BufferSnapshot,
     GradientFlags,
@@ -82,7 +82,7 @@ class RowsAhead:
         arrays = (*columns, *orders)
         if not goes_on or len(arrays) != len(self._of) or not all(map(operator.is_, arrays, self._of)):
             self._of, self._batch = arrays, batch
-            left = min((len(order) for order in orders), default=0) - start
+            left = min(map(len, orders), default=0) - start
             self._ahead = max(n_steps, min(AHEAD_STEPS, left // batch))
             self._batches = self._gathered(columns, orders, start, self._ahead, batch)
         self._next, self._ahead = start + n_steps * batch, self._ahead - n_steps
@@ -94,8 +94,9 @@ class RowsAhead:
     def _gathered(
         self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, n_steps: int, batch: int
     ) -> Iterator[tuple[Tensor, ...]]:
-        for block in gathered_blocks(columns, orders, start, start + n_steps * batch, batch, self._max_bytes):
-            yield from zip(*[_aligned(column, batch) for column in block], strict=True)
+        blocks = gathered_blocks(columns, orders, start, start + n_steps * batch, batch, self._max_bytes)
+        # no generator, which each step would enter
+        return chain.from_iterable(zip(*[_aligned(rows, batch) for rows in block], strict=True) for block in blocks)
 
 
 _ALIGNMENT = 64
@@ -192,18 +193,19 @@ class Pullback:
         try:
             with self._translate("the pullback"):
                 self._backward.run([root for root, _ in live], [start for _, start in live])
-                return tuple(_cotangent(self._leaves.get(i)) for i in self._pulled)
+                pulled: list[Tensor | None] = []
+                for i in self._pulled:  # zeros for an input that got no gradient, None where there was no input
+                    leaf = self._leaves.get(i)
+                    pulled.append(None if leaf is None else torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+                return tuple(pulled)
         finally:  # an error's traceback keeps this object and its frames, and with them the autograd graph
             for held in (self._terms, self._outputs, self._leaves, live):
                 held.clear()
 
 
-def _cotangent(leaf: Tensor | None) -> Tensor | None:
-    """Return the gradient that reached an input: zeros if it got no gradient, None if there was no input."""
-    return torch.zeros_like(leaf) if leaf is not None and leaf.grad is None else getattr(leaf, "grad", None)
-
-
-def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterable[nn.Module]) -> list[GroupOptimizer]:
+def create_groups(
+    segment: Segment, losses: Sequence[BoundLoss], modules: Mapping[nn.Module, Mapping[str, nn.Parameter]]
+) -> list[GroupOptimizer]:
     """Return an optimizer for each group.
 
     Parameters of a custom loss belong to the node of the loss, as `loss.LABEL.NAME`. A parameter in several nodes or
@@ -212,7 +214,7 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
     Args:
         segment: The segment with the groups.
         losses: Losses with parameters that are trained together with the nodes of the losses.
-        modules: All modules of the segment.
+        modules: All modules of the segment, with their parameters by name.
 
     Raises:
         SpecError: torch lacks an optimizer.
@@ -227,11 +229,14 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
     for label, model in models.items():
         if model is not None and id(model) in continued and not (label in states and states[label].slots):
             states[label] = continued[id(model)]
-    layers = [layer for module in modules for layer in keras.outermost(module)]
-    variables = {variable.value: variable for layer in layers for variable in layer.trainable_variables}
-    constraints = {
-        value: variable.constraint for value, variable in variables.items() if variable.constraint is not None
-    }
+    variables: dict[nn.Parameter, Any] = {}
+    constraints: dict[nn.Parameter, Callable[[Any], Any]] = {}
+    for module in modules:
+        for layer in keras.outermost(module):
+            for variable in layer.trainable_variables:
+                variables[variable.value] = variable
+                if variable.constraint is not None:
+                    constraints[variable.value] = variable.constraint
     sparse = has_sparse_gradients(modules)
     seen: set[int] = set()  # ids of models
     owners: dict[int, tuple[str, Optimizer]] = {}  # node and optimizer by the id of a trained parameter
@@ -241,11 +246,11 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
         switched_off: dict[str, set[str]] = {}
         for node in group.nodes:
             model = models.get(node)
-            named = dict(parameters(model)) if isinstance(model, nn.Module) else {}
+            named = dict(modules[model]) if isinstance(model, nn.Module) else {}
             switched_off[node] = {name for name, value in named.items() if not value.requires_grad}
             for term, loss in zip(segment.losses, losses, strict=True):
                 if term.on == node and loss.module is not None:
-                    named |= {f"loss.{term.label}.{name}": value for name, value in parameters(loss.module).items()}
+                    named |= {f"loss.{term.label}.{name}": value for name, value in modules[loss.module].items()}
             own: dict[str, nn.Parameter] = {}
             for name, value in named.items():
                 if not value.requires_grad:
@@ -277,7 +282,11 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
 
 def has_sparse_gradients(modules: Iterable[nn.Module]) -> bool:
     """Whether some layer, such as an embedding, says that its gradients are sparse."""
-    return any(getattr(part, "sparse", False) for module in modules for part in submodules(module))
+    for module in modules:
+        for part in submodules(module):
+            if getattr(part, "sparse", False):
+                return True
+    return False
 
 
 Losses = dict[str, tuple[Tensor, Tensor]]
@@ -308,34 +317,62 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.segment = segment
         self._plan = ForwardPlan(segment, torch_device)
-        dtypes = {input_dtype(operation.model) for operation in segment.operations if operation.model is not None}
+        self._models: dict[str, Any] = {}
+        self._modules: dict[nn.Module, bool] = {}  # those of nodes and of custom losses, and whether a node trains them
+        self._devices: set[torch.device] = set()
+        dtypes, as_is, trainable = set(), [], {}
+        for operation in segment.operations:
+            model = operation.model
+            self._devices.add(torch_device(operation.device))
+            trainable[operation.label] = operation.trainable
+            if model is not None:
+                self._models[operation.label] = model
+                dtypes.add(input_dtype(model))
+            if isinstance(model, nn.Module):
+                self._modules[model] = operation.trainable or self._modules.get(model, False)
+                if operation.modes == "as_is":
+                    as_is.append(model)
         weight_dtype = torch.float64 if "float64" in dtypes else torch.float32  # of sums of loss weights
-        self._losses = [
-            bind(term, [self._plan.slot(name, device) for name in term.inputs], device, weight_dtype)
-            for term, device in ((term, torch_device(term.device)) for term in segment.losses)
-        ]
+        self._losses: list[BoundLoss] = []
+        for term in segment.losses:
+            device = torch_device(term.device)
+            loss = bind(term, [self._plan.slot(name, device) for name in term.inputs], device, weight_dtype)
+            self._losses.append(loss)
+            if loss.module is not None:
+                self._modules[loss.module] = trainable.get(term.on, True) or self._modules.get(loss.module, False)
         self._weighted = [(loss, weigh) for loss in self._losses if (weigh := loss.total_weight) is not None]
         self._outputs = [self._plan.slot(name) for name in segment.outputs]
         self._pulled = [list(segment.inputs).index(name) for name in segment.needs_pullback]
         self._empty_slots = [None] * (self._plan.size - len(segment.inputs))
-        self._devices = {torch_device(operation.device) for operation in segment.operations}
         if segment.frozen:
             check_frozen(segment, self._losses)
-        self._modules = segment_modules(segment, self._losses)
-        self._seeds = [state for module in self._modules for state in seed_states(module)]
-        as_is = [operation.model for operation in segment.operations if operation.modes == "as_is"]
-        self._modes = TrainingModes(self._modules, [model for model in as_is if isinstance(model, nn.Module)])
+        named = {module: parameters(module) for module in self._modules}
+        self._seeds: list[nn.Parameter] = []  # states of Keras that random numbers are drawn from
+        for module in self._modules:
+            self._seeds += keras.contents(module).seeds
+        self._modes = TrainingModes(self._modules, as_is)
         self._random = RandomState(self._devices, self._seeds)
-        self._groups = create_groups(segment, self._losses, self._modules)
-        self.trained = [parameter for group in self._groups for parameter in group.parameters]
-        every = [parameter for module in self._modules for parameter in parameters(module).values()]
+        self._groups = create_groups(segment, self._losses, named)
+        self.trained: list[nn.Parameter] = []
+        steppers = []
+        for group in self._groups:
+            self.trained += group.parameters
+            steppers.append(group.stepper(clip=True))
+        every = chain.from_iterable(held.values() for held in named.values())
         # without groups, another program may have set the flags: leave them
         self._flags = GradientFlags(every, self.trained) if self._groups else None
-        steppers = [group.stepper(clip=True) for group in self._groups]
         loss_scale = None if segment.precision is None else segment.precision.loss_scale
         self._scaling = UNSCALED if loss_scale is None else DynamicLossScaling(loss_scale)
-        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
-        devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
+        self._eager = EagerSteps(
+            segment.label,
+            self._plan.runs,
+            self._losses,
+            steppers,
+            self.trained,
+            self._scaling,
+            n_computed=len(self._empty_slots),
+        )
+        devices = {*self._devices, *(torch_device(device) for _, device in segment.inputs.values())}
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices, self._scaling
         )
@@ -434,9 +471,8 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         after_step: Callable[[list[Tensor]], bool] | None = None,
     ) -> list[Tensor]:
         rows = self._rows.take(columns, orders, start, n_steps, batch_size)
-        batches = ([*batch, *self._empty_slots] for batch in rows)
         try:
-            return self._eager.run(batches, n_microbatches, after_step)
+            return self._eager.run(rows, n_microbatches, after_step)
         except BaseException:
             self._rows.clear()
             raise
@@ -448,8 +484,8 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         width = len(self._losses) + len(self._weighted)
         if not losses:
             return torch.empty(0, width, device=next(iter(self._devices), None))
-        if len(losses) == 1:
-            return losses[0].reshape(1, 1)
+        if width == 1:
+            return torch.stack(losses).unsqueeze(1)
         columns = [torch.stack(losses[i::width]) for i in range(width)]
         device, dtype = columns[0].device, reduce(torch.promote_types, (column.dtype for column in columns))
         return torch.stack([column.to(device, dtype) for column in columns], dim=1)
@@ -624,12 +660,8 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         with self._translate("the custom step"):
             result = step(self._models, batch, self._optimizers)
         if isinstance(result, Mapping):
-            return {name: _without_gradient(value) for name, value in result.items()}
-        return _without_gradient(result)
-
-    @cached_property
-    def _models(self) -> dict[str, Any]:
-        return {op.label: op.model for op in self.segment.operations if op.model is not None}
+            return {name: value.detach() if isinstance(value, Tensor) else value for name, value in result.items()}
+        return result.detach() if isinstance(result, Tensor) else result
 
     @cached_property
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -680,29 +712,10 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         for group in self._groups:
             states |= group.states(copies=copies)
         first: dict[int, str] = {}  # nodes that share a model all get the state of the first, which has its parameters
-        for node in [node for group in self.segment.groups for node in group.nodes]:
-            states[node] = states[first.setdefault(id(self._models.get(node, node)), node)]
+        for parameter_group in self.segment.groups:
+            for node in parameter_group.nodes:
+                states[node] = states[first.setdefault(id(self._models.get(node, node)), node)]
         return states
-
-
-def _without_gradient(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
-
-
-# -- The modules of a segment, and its trained parameters and optimizer states by node ---------------------------------
-
-
-def segment_modules(segment: Segment, losses: Sequence[BoundLoss]) -> dict[nn.Module, bool]:
-    """Return the modules of a segment and of its custom losses, each once, and whether any node trains it."""
-    modules: dict[nn.Module, bool] = {}
-    trainable = {operation.label: operation.trainable for operation in segment.operations}
-    for operation in segment.operations:
-        if isinstance(operation.model, nn.Module):
-            modules[operation.model] = operation.trainable or modules.get(operation.model, False)
-    for term, loss in zip(segment.losses, losses, strict=True):
-        if loss.module is not None:
-            modules[loss.module] = trainable.get(term.on, True) or modules.get(loss.module, False)
-    return modules
 
 
 def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
@@ -722,8 +735,12 @@ def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
             for holder, other in holders:
                 kept = {id(parameter) for parameter in parameters(model).values()}
                 names = [name for name, value in parameters(other).items() if value.requires_grad and id(value) in kept]
-                parts = {id(part) for part in submodules(model)}
-                modes = [name for name, part in other.named_modules() if id(part) in parts and _depends_on_mode(part)]
+                parts, modes = {id(part) for part in submodules(model)}, []
+                for name, part in other.named_modules():
+                    # it has buffers itself, such as running statistics, or is random in training
+                    has_modes = "ropout" in type(part).__name__ or next(part.buffers(recurse=False), None) is not None
+                    if id(part) in parts and has_modes:
+                        modes.append(name)
                 if names or modes:
                     shared = (
                         f"the parameter {names[0]!r}"
@@ -738,11 +755,6 @@ def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
                         if names
                         else "freeze both, or use separate parameters",
                     )
-
-
-def _depends_on_mode(part: nn.Module) -> bool:
-    """Whether a module itself has buffers, such as running statistics, or is random in training."""
-    return "ropout" in type(part).__name__ or next(part.buffers(recurse=False), None) is not None
 
 
 # -- -------------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,9 @@ def _checkpointed(function: Call, modules: Sequence[nn.Module], *args: Any, **kw
         if calls:
             with _as_before(calls[0]):
                 return function(*args, **kwargs)
-        buffers = [_Buffer(inner, key) for inner, key in _buffer_names(modules)]
+        buffers: list[_Buffer] = []
+        for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
+            buffers += [_Buffer(inner, key) for key, _ in inner.named_buffers(recurse=False)]
         result = function(*args, **kwargs)
         for buffer in buffers:
             buffer.keep_if_changed()
@@ -160,12 +162,6 @@ def _keep_random_numbers() -> Any:
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     draws = torch.Tag.nondeterministic_seeded in operator.tags
     return CheckpointPolicy.MUST_SAVE if draws else CheckpointPolicy.MUST_RECOMPUTE
-
-
-def _buffer_names(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
-    for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
-        for key, _ in inner.named_buffers(recurse=False):
-            yield inner, key
 
 
 class _Buffer:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from secrets import token_hex
 from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -313,20 +313,17 @@ class TorchReplicaGroup(ReplicaGroup):
         every: list[list[Any]] = [[None] * len(like) for _ in range(sum(counts))]
         for positions in positions_alike(like):
             rows = torch.stack([_row([shard[i] for i in positions], [like[i] for i in positions]) for shard in shards])
-            for shard, row in zip(every, self._gathered_rows(rows, counts), strict=True):
+            padded = rows.new_zeros(max(counts), rows.shape[1])
+            padded[: len(rows)] = rows
+            by_replica = list(padded.new_empty(self.size, *padded.shape).unbind())
+            self._try("gather the gradients", partial(dist.all_gather, by_replica, padded))
+            gathered = [row for table, count in zip(by_replica, counts, strict=True) for row in table[:count].unbind()]
+            for shard, row in zip(every, gathered, strict=True):
                 present = row[: len(positions)].tolist()
                 pieces = torch.split(row[len(positions) :], [like[i].numel() for i in positions])
                 for i, is_there, piece in zip(positions, present, pieces, strict=True):
                     shard[i] = piece.view(like[i].shape) if is_there else None
         return every
-
-    def _gathered_rows(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """Return the rows of all replicas, whose numbers are `counts`."""
-        padded = rows.new_zeros(max(counts), rows.shape[1])
-        padded[: len(rows)] = rows
-        every = list(padded.new_empty(self.size, *padded.shape).unbind())
-        self._try("gather the gradients", lambda: dist.all_gather(every, padded))
-        return [row for replica_rows, count in zip(every, counts, strict=True) for row in replica_rows[:count].unbind()]
 
     def sync_batch_statistics(self, program: Program) -> None:
         """Synchronize with one all-reduce for each layer forward, and one backward."""
@@ -347,7 +344,8 @@ class TorchReplicaGroup(ReplicaGroup):
         timeout = _timeout()
         store = store_of_attempt(self.rank, self.size, timeout)
         group_store = PrefixStore("anyaccel-group", store)
-        dist.init_process_group(_engine(), store=group_store, rank=self.rank, world_size=self.size, timeout=timeout)
+        engine = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(engine, store=group_store, rank=self.rank, world_size=self.size, timeout=timeout)
         self._store = PrefixStore("anyaccel-alive", store)
 
     def _try(self, what: str, call: Callable[[], object]) -> None:
@@ -400,10 +398,6 @@ def _ask(store: Store, rank: int, others: set[int], there: set[int]) -> None:
             time.sleep(_POLL_SECONDS)
     except RuntimeError:  # the first replica keeps the store, unless its launcher does
         there |= others - {0} if 0 in others - there else set()
-
-
-def _engine() -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def device_mesh(kind: str, size: int) -> DeviceMesh:

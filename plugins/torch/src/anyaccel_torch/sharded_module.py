@@ -98,7 +98,11 @@ class ShardedModule:
         """
         used = self._used.copy()
         self._used.clear()  # which hooks add to
-        return [name in used or _has_values(parameter.grad) for name, parameter in self._divided.items()]
+        are_used: list[bool] = []
+        for name, parameter in self._divided.items():  # or this replica's part of its gradient is anything but zeros
+            grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            are_used.append(name in used or (grad is not None and bool(grad.any())))
+        return are_used
 
     @torch.no_grad()
     def release(self) -> None:
@@ -150,14 +154,6 @@ def _note(used: set[str], name: str, _: Tensor) -> None:
     used.add(name)
 
 
-def _has_values(gradient: Tensor | None) -> bool:
-    """Whether this replica's part of a gradient is anything but zeros."""
-    if gradient is None:
-        return False
-    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return bool(local.any())
-
-
 def _before_first_call(part: Any, call: Callable[[nn.Module], None]) -> None:
     """Call `call` when a part is called first, its parameters being gathered."""
 
@@ -195,7 +191,11 @@ def autocast_layers(module: nn.Module) -> list[nn.Module]:
     """
     parts = list(module.named_modules())
     owners = Counter(id(parameter) for _, part in parts for parameter in part.parameters(recurse=False))
-    read = {id(child) for _, part in parts if _reads_children(part) for child in part.children()}
+    read: set[int] = set()
+    for _, part in parts:
+        is_container = isinstance(part, (*_CONTAINERS, nn.ModuleDict))
+        if type(part).__module__.startswith("torch.nn.") and not is_container:
+            read.update(map(id, part.children()))
     return [
         part
         for _, part in parts
@@ -203,10 +203,6 @@ def autocast_layers(module: nn.Module) -> list[nn.Module]:
         and id(part) not in read
         and all(owners[id(parameter)] == 1 and parameter.dtype is torch.float32 for parameter in part.parameters())
     ]
-
-
-def _reads_children(part: nn.Module) -> bool:
-    return type(part).__module__.startswith("torch.nn.") and not isinstance(part, (*_CONTAINERS, nn.ModuleDict))
 
 
 def _candidates(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

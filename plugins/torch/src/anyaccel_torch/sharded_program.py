@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -51,7 +51,12 @@ class ShardedProgram(TorchProgram):
         offload: bool,
         whole: Collection[str] = (),
     ) -> None:
-        models = dict.fromkeys(_divided_modules(segment, whole))  # in this order in all replicas
+        models: dict[nn.Module, None] = {}  # in training mode with parameters, in this order in all replicas
+        for operation in segment.operations:
+            model = operation.model
+            is_trained = operation.trainable and operation.label not in whole and isinstance(model, nn.Module)
+            if is_trained and next(model.parameters(), None) is not None:  # type: ignore[union-attr]
+                models[model] = None  # type: ignore[index]
         self._shards = {
             id(model): ShardedModule(model, mesh, offload=offload, autocast=_autocast_dtype(segment, model))
             for model in models
@@ -146,7 +151,13 @@ class ShardedProgram(TorchProgram):
         known: dict[int, NodeState] = {}  # nodes that share a model share its state
         for state in states.values():
             if id(state) not in known:
-                known[id(state)] = NodeState(state.step, _whole(state.slots, copies=copies))
+                slots: dict[str, dict[str, Tensor]] = {}
+                for name, values in sorted(state.slots.items()):  # that of loaded slots differs between processes
+                    slots[name] = {}
+                    for slot, value in sorted(values.items()):
+                        is_copied = copies and not isinstance(value, DTensor)
+                        slots[name][slot] = value.clone() if is_copied else whole(value)
+                known[id(state)] = NodeState(state.step, slots)
         return {node: known[id(state)] for node, state in states.items()}
 
 
@@ -197,12 +208,6 @@ def _autocast_dtype(segment: Segment, model: nn.Module) -> torch.dtype | None:
     return None if dtype is None else getattr(torch, dtype)
 
 
-def _divided_modules(segment: Segment, whole: Collection[str]) -> Iterable[nn.Module]:
-    """Return those in training mode with parameters, other than of nodes that stay whole."""
-    models = (op.model for op in segment.operations if op.trainable and op.label not in whole)
-    return (model for model in models if isinstance(model, nn.Module) and next(model.parameters(), None) is not None)
-
-
 def _local_stats(parameters: Sequence[nn.Parameter]) -> Tensor:
     """The squared norm of this replica's parts of the gradients, and how many numbers in them are not finite."""
     parts = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
@@ -227,24 +232,9 @@ def _divided(state: NodeState, module: ShardedModule | None) -> NodeState:
     for name, values in slots.items():
         parameter = module.parameters.get(name)
         if isinstance(parameter, DTensor):
-            values.update({slot: _like(parameter, value) for slot, value in values.items()})
+            mesh, placements = parameter.device_mesh, parameter.placements
+            for slot, value in values.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim:
+                    placed = value.detach().to(parameter.device)
+                    values[slot] = distribute_tensor(placed, mesh, placements, src_data_rank=None)
     return NodeState(state.step, slots)
-
-
-def _like(parameter: DTensor, value: Any) -> Any:
-    """Return a slot divided as its parameter is, if it has the same shape."""
-    if not isinstance(value, Tensor) or value.shape != parameter.shape or not value.ndim:
-        return value
-    own = value.detach().to(parameter.device)
-    return distribute_tensor(own, parameter.device_mesh, parameter.placements, src_data_rank=None)
-
-
-def _whole(slots: Mapping[str, Mapping[str, Tensor]], *, copies: bool) -> dict[str, dict[str, Tensor]]:
-    """Gather slots in the order of names: the order of loaded slots differs between processes."""
-    return {
-        name: {slot: _given(values[slot], copies) for slot in sorted(values)} for name, values in sorted(slots.items())
-    }
-
-
-def _given(value: Tensor, copies: bool) -> Tensor:
-    return value.clone() if copies and not isinstance(value, DTensor) else whole(value)

@@ -19,7 +19,7 @@ from anyaccel.errors import GraphError, PhaseError, StateError
 from anyaccel.segment import Segment
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
-from anyaccel_torch.module_state import states, submodules
+from anyaccel_torch.module_state import submodules
 
 
 class TrainingModes:
@@ -31,7 +31,10 @@ class TrainingModes:
     """
 
     def __init__(self, modules: Iterable[nn.Module], as_is: Iterable[nn.Module] = ()) -> None:
-        self._saved = {part: part.training for module in modules for part in submodules(module)}
+        self._saved: dict[nn.Module, bool] = {}
+        for module in modules:
+            for part in submodules(module):
+                self._saved[part] = part.training
         self._as_is = {module: [part for part in submodules(module) if part.training] for module in as_is}
         self._entered: set[nn.Module] = set()
 
@@ -43,18 +46,14 @@ class TrainingModes:
         """
         kept = self._as_is.get(module) if training else None
         if kept is not None:
-            self._enter_as_is(module, kept)
+            if not (kept and kept[0].training):  # the others are switched with it
+                module.train(False)
+                for part in kept:
+                    part.training = True
         elif module.training is not training or (training and module not in self._entered):
             module.train(training)
             if training:
                 self._entered.add(module)
-
-    def _enter_as_is(self, module: nn.Module, kept: Sequence[nn.Module]) -> None:
-        if kept and kept[0].training:  # the others were switched with it
-            return
-        module.train(False)
-        for part in kept:
-            part.training = True
 
     def restore(self) -> None:
         """Restore every submodule's mode without calling `train`, which users override."""
@@ -70,16 +69,18 @@ class GradientFlags:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], trained: Iterable[nn.Parameter]) -> None:
-        self._saved = {id(parameter): (parameter, parameter.requires_grad) for parameter in parameters}
-        wanted = {id(parameter): parameter for parameter in trained}
-        for key, (parameter, _) in self._saved.items():
-            parameter.requires_grad_(key in wanted)
-        for parameter in wanted.values():
+        wanted = set(trained)
+        self._saved: dict[nn.Parameter, bool] = {}
+        for parameter in parameters:
+            if parameter not in self._saved:
+                self._saved[parameter] = parameter.requires_grad
+                parameter.requires_grad_(parameter in wanted)
+        for parameter in wanted:
             parameter.grad = None
 
     def restore(self) -> None:
         """Restore every flag."""
-        for parameter, requires_grad in self._saved.values():
+        for parameter, requires_grad in self._saved.items():
             parameter.requires_grad_(requires_grad)
 
 
@@ -87,14 +88,17 @@ class BufferSnapshot:
     """Copies of the buffers of some modules, and of Keras's states."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        modules = list(modules)
-        self._states = [(state, state.detach().clone()) for module in modules for state in states(module)]
-        self._buffers = [
-            (part, name, buffer, buffer.detach().clone())
-            for part in {part for module in modules for part in submodules(module)}
-            for name, buffer in part.named_buffers(recurse=False)
-            if not is_lazy(buffer)
-        ]
+        self._states: list[tuple[Tensor, Tensor]] = []
+        parts: dict[nn.Module, None] = {}
+        for module in modules:
+            parts.update(dict.fromkeys(submodules(module)))
+            for state in keras.contents(module).states.values():
+                self._states.append((state, state.detach().clone()))
+        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        for part in parts:
+            for name, buffer in part.named_buffers(recurse=False):
+                if not is_lazy(buffer):
+                    self._buffers.append((part, name, buffer, buffer.detach().clone()))
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -106,11 +110,20 @@ class BufferSnapshot:
             state.copy_(copy)
 
 
+_CPU = torch.device("cpu")
+"""Its generator is used by modules wherever they run."""
+
+
 class RandomState:
     """States of torch's generators of the CPU and of some devices, and of Keras's `seed_states`."""
 
     def __init__(self, devices: Iterable[torch.device], seed_states: Sequence[nn.Parameter] = ()) -> None:
-        self._saved = {device: _generator_state(device) for device in _with_generator(devices)}
+        self._saved: dict[torch.device, Tensor] = {}
+        for device in {_CPU, *devices}:
+            if device.type == "cpu":
+                self._saved[device] = torch.get_rng_state()
+            elif device.type != "meta":
+                self._saved[device] = torch.get_device_module(device).get_rng_state(device)
         self._seeds = [(state, state.detach().clone()) for state in seed_states]
 
     @torch.no_grad()
@@ -171,8 +184,9 @@ def seed_generators(devices: Iterable[torch.device], key: int, seed_states: Sequ
     """Seed the generators of the CPU and of `devices`, and Keras's `seed_states`, from a 64-bit key."""
     for i, state in enumerate(seed_states):
         state.copy_(torch.tensor([rng.key(key, "keras", i) % 2**31, 0], dtype=state.dtype))
-    for device in _with_generator(devices):
-        _set_generator_state(device, torch.Generator(device).manual_seed(key).get_state())
+    for device in {_CPU, *devices}:
+        if device.type != "meta":
+            _set_generator_state(device, torch.Generator(device).manual_seed(key).get_state())
 
 
 class PlainAttributes:
@@ -184,7 +198,10 @@ class PlainAttributes:
     def __init__(self, module: nn.Module) -> None:
         parts = submodules(module)
         self._module = module
-        self._builders = {id(part) for part in parts if _builds_itself(part)}
+        library = keras.library()
+        self._builders = {  # whose first call registers parameters, buffers or submodules
+            id(part) for part in parts if isinstance(part, (LazyModuleMixin, BuiltinModel)) or library.is_layer(part)
+        }
         self._registered = self._all_registered()
         self._snapshot = AttributeSnapshot(parts, _plain_names, save_tensor)
 
@@ -224,10 +241,6 @@ class PlainAttributes:
         return type(part), names, getattr(part, "built", None), inner
 
 
-def _builds_itself(part: nn.Module) -> bool:
-    return isinstance(part, (LazyModuleMixin, BuiltinModel)) or keras.library().is_layer(part)
-
-
 def _plain_names(part: nn.Module) -> list[str]:
     """Return names of plain attributes; of a Keras layer only the public ones, as it keeps its own records in the
     others.
@@ -244,7 +257,7 @@ def save_tensor(value: Any) -> Callable[[], None] | None:
     if not isinstance(value, Tensor):
         return None
     if isinstance(value, nn.Parameter) or is_lazy(value) or value.is_inference():  # the last have no version
-        return _nothing
+        return lambda: None
     version, copy = value._version, value.detach().clone()  # noqa: SLF001
 
     def restore() -> None:
@@ -253,10 +266,6 @@ def save_tensor(value: Any) -> Callable[[], None] | None:
                 value.copy_(copy)
 
     return restore
-
-
-def _nothing() -> None:
-    pass
 
 
 class TrialCalls:
@@ -308,18 +317,6 @@ class TrialCalls:
     def _restore(self) -> None:
         for state in self._saved:
             state.restore()
-
-
-def _with_generator(devices: Iterable[torch.device]) -> set[torch.device]:
-    """Return the CPU, whose generator modules use wherever they run, and those of `devices` that have a generator."""
-    return {torch.device("cpu"), *(device for device in devices if device.type != "meta")}
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return torch.get_rng_state()
-    state: Tensor = torch.get_device_module(device).get_rng_state(device)
-    return state
 
 
 def _set_generator_state(device: torch.device, state: Tensor) -> None:

@@ -57,7 +57,7 @@ class StepCompiler:
     ) -> None:
         self._segment, self._plan, self._modules = segment, plan, modules
         self._losses, self._groups, self._devices, self._scaling = losses, groups, devices, scaling
-        self._divided = any(map(has_dtensors, modules))
+        self._on_host = all(device.type == "cpu" for device in devices)
         self._compiled: dict[tuple[int, int], CompiledSteps] = {}
         self._segment_module: SegmentModule | None = None
         self._eager_time: tuple[float, int] | None = None  # seconds a step, and its batch size
@@ -76,8 +76,7 @@ class StepCompiler:
             n_steps: Their number.
             batch: Rows of each.
         """
-        on_host = all(device.type == "cpu" for device in self._devices)
-        seconds = (min(seconds, processor) if on_host and processor else seconds) / n_steps
+        seconds = (min(seconds, processor) if self._on_host and processor else seconds) / n_steps
         known = self._eager_time
         if known is None or batch > known[1] or (batch == known[1] and seconds < known[0]):
             self._eager_time = seconds, batch
@@ -211,11 +210,12 @@ class StepCompiler:
         resting = next((operation.label for operation in nodes if find_offload(operation.model) is not None), None)
         if resting is not None:
             return f"weights of node {resting!r} are offloaded, and copied for each step"
-        if self._divided:
+        if any(map(has_dtensors, self._modules)):
             return "parameters are sharded over processes, so their steps must stay equal"
         recomputed = self._segment.precision is not None and self._segment.precision.recomputed
-        captured = recomputed and any(device.type != "cpu" for device in self._devices)
-        return "values are recomputed (remat), which a captured graph does not support" if captured else ""
+        if recomputed and not self._on_host:
+            return "values are recomputed (remat), which a captured graph does not support"
+        return ""
 
     def _request(self, device: torch.device) -> CompileRequest:
         from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.traced_program import steps_gathered_at_once
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
-from anyaccel.segment import Operation, Segment, TensorSpec
+from anyaccel.segment import Segment, TensorSpec
 from anyaccel_torch.forward_plan import Run
 from anyaccel_torch.host_transfer import dtype_name
 from anyaccel_torch.keras import outermost
@@ -73,16 +74,16 @@ class _CountingProgram(TorchProgram):
     def __init__(self, segment: Segment, torch_device: Callable[[Any], torch.device], counter: StorageCounter) -> None:
         super().__init__(segment, torch_device)
         self.kept: dict[str, int] = {}
-        self._counter, runs = counter, self._plan.runs
-        runs[:] = [self._counted(run, node) for run, node in zip(runs, self._plan.nodes, strict=True)]
+        runs = self._plan.runs
 
-    def _counted(self, run: Run, node: str) -> Run:
-        def counted(values: list[Any]) -> None:
-            before = sum(self._counter.used.values())
+        def counted(run: Run, node: str, values: list[Any]) -> None:
+            before = sum(counter.used.values())
             run(values)
-            self.kept[node] = sum(self._counter.used.values()) - before
+            self.kept[node] = sum(counter.used.values()) - before
 
-        return counted if node else run
+        runs[:] = [
+            partial(counted, run, node) if node else run for run, node in zip(runs, self._plan.nodes, strict=True)
+        ]
 
 
 # -- Step memory: what a step allocates, counted over tensors that have shapes and no values ---------------------------
@@ -188,13 +189,13 @@ class _AcceleratorDropout(TorchFunctionMode):
     """Calls the dropout of accelerators, which keeps a mask of bytes; that of the CPU keeps one of floats."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_dropout if func is nn.functional.dropout else func)(*args, **(kwargs or {}))
 
+        def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+            if not training or inplace or not 0 < p < 1:
+                return nn.functional.dropout(input, p, training, inplace)
+            return torch.native_dropout(input, p, True)[0]
 
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if not training or inplace or not 0 < p < 1:
-        return nn.functional.dropout(input, p, training, inplace)
-    return torch.native_dropout(input, p, True)[0]
+        return (dropout if func is nn.functional.dropout else func)(*args, **(kwargs or {}))
 
 
 class TorchMemoryFigures(MemoryFigures):
@@ -212,10 +213,15 @@ class TorchMemoryFigures(MemoryFigures):
         Raises:
             CapabilityError: A module cannot be copied without values, or keeps memory that only its kernels know.
         """
-        if segment.groups:
-            for operation in segment.operations:
-                if operation.device.kind != "cpu":
-                    _refuse_recurrent(operation)
+        for operation in segment.operations if segment.groups else ():
+            is_away = operation.device.kind != "cpu" and isinstance(operation.model, nn.Module)
+            for part in operation.model.modules() if is_away else ():  # type: ignore[union-attr]
+                if isinstance(part, (nn.RNNBase, nn.RNNCellBase)):  # for whose steps libraries of GPUs have kernels
+                    raise CapabilityError(
+                        f"the kernels of {type(part).__name__} keep values of each time step on {operation.device}, "
+                        "which tensors without values do not show; plans for the CPU have them",
+                        hint="measure the memory during a run with run.stats",
+                    )
         devices = list(dict.fromkeys(operation.device for operation in segment.operations))
         places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
         with FakeTensorMode(allow_non_fake_inputs=False) as mode:
@@ -229,19 +235,6 @@ class TorchMemoryFigures(MemoryFigures):
             with nullcontext() if on_host else _AcceleratorDropout(), counter:
                 taken = _steps(fake, places, counter, batch_size, n_microbatches, n_steps)
         return {device: taken.get(place, 0) for device, place in places.items()}
-
-
-def _refuse_recurrent(operation: Operation) -> None:
-    """Raise CapabilityError if the model has recurrent layers, for whose steps the libraries of GPUs have kernels."""
-    model, kinds = operation.model, (nn.RNNBase, nn.RNNCellBase)
-    parts = model.modules() if isinstance(model, nn.Module) else ()
-    layer = next((type(part).__name__ for part in parts if isinstance(part, kinds)), None)
-    if layer is not None:
-        raise CapabilityError(
-            f"the kernels of {layer} keep values of each time step on {operation.device}, which tensors without values "
-            "do not show; plans for the CPU have them",
-            hint="measure the memory during a run with run.stats",
-        )
 
 
 def fake_segment(

@@ -43,7 +43,10 @@ class ThreadRandomness(TorchFunctionMode):
 
     def __init__(self, key: int | None) -> None:
         super().__init__()
-        self._generator = torch.Generator().manual_seed(_key_of_now() if key is None else key)
+        if key is None:  # from the state of torch's own generator, but not one of its numbers
+            state = torch.get_rng_state().numpy().tobytes()
+            key = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
+        self._generator = torch.Generator().manual_seed(key)
         self._process, self.draws, self.passed = os.getpid(), 0, False
         self._seed = 0
 
@@ -157,8 +160,3 @@ def _draws_on_host(args: Sequence[Any], settings: Mapping[str, Any]) -> bool:
     tensors = [value for value in (*args, *settings.values()) if isinstance(value, Tensor)]
     device = settings.get("device") or (tensors[0].device if tensors else torch.get_default_device())
     return torch.device(device).type == "cpu"
-
-
-def _key_of_now() -> int:
-    """Return a seed derived from the state of torch's own generator that is not one of its numbers."""
-    return int.from_bytes(hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).digest(), "little")

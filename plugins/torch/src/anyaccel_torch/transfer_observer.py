@@ -102,15 +102,12 @@ def observed(types: Sequence[str], record: Record) -> Iterator[None]:
 def _kernels(key: str, record: Record) -> Iterator[None]:
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
-        for operator, make in _observers().items():
+        observers = {"copy_": _copy, "_local_scalar_dense": _read, **dict.fromkeys(_COUNTS, _wait)}
+        for operator, make in observers.items():
             _put_around(library, operator, key, make, record)
         yield
     finally:
         del library  # with it, torch's own kernels are back
-
-
-def _observers() -> dict[str, Callable[[str], EventOf]]:
-    return {"copy_": _copy, "_local_scalar_dense": _read, **dict.fromkeys(_COUNTS, _wait)}
 
 
 def _put_around(library: Any, operator: str, key: str, make: Callable[[str], EventOf], record: Record) -> None:

@@ -49,7 +49,14 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     Raises:
         StateError: it is damaged, or holds anything else than named tensors.
     """
-    return {name: _array(path, name, value) for name, value in load_tensors(path, mapped=True).items()}
+    arrays: dict[str, np.ndarray] = {}
+    for name, tensor in load_tensors(path, mapped=True).items():
+        try:
+            arrays[name] = as_array(tensor.detach())
+        except (TypeError, RuntimeError) as error:
+            problem = f"{name} in {str(path)!r} is {tensor.dtype} ({tensor.layout}), which NumPy does not support"
+            raise StateError(problem, hint="save it again as a dense tensor of numbers") from error
+    return arrays
 
 
 def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
@@ -101,11 +108,3 @@ def _unreadable(path: Path, error: Exception) -> StateError:
         f"{str(path)!r} holds more than tensors: a {refused[1]}, which would need code to be run",
         hint="if you trust the file, load it with torch yourself, and call load_weights(model.state_dict())",
     )
-
-
-def _array(path: Path, name: str, tensor: Tensor) -> np.ndarray:
-    try:
-        return as_array(tensor.detach())
-    except (TypeError, RuntimeError) as error:
-        problem = f"{name} in {str(path)!r} is {tensor.dtype} ({tensor.layout}), which NumPy does not support"
-        raise StateError(problem, hint="save it again as a dense tensor of numbers") from error

@@ -20,7 +20,7 @@ import anyaccel as aa
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, ShapeError, StateError
 from anyaccel.segment import Operation, Segment, TensorSpec
-from anyaccel_torch import shape_inference
+from anyaccel_torch import module_traits
 from anyaccel_torch.backend import TorchBackend
 
 from .models import (
@@ -185,7 +185,7 @@ def test_large_keras_models_are_run_on_values(backend: TorchBackend, monkeypatch
     """Keras models cannot be copied without values."""
     model = initialized(backend, mixed_model())
     before, copies = backend.state(model), []
-    monkeypatch.setattr(shape_inference, "LARGE_BYTES", 1)
+    monkeypatch.setattr(module_traits, "LARGE_BYTES", 1)
     monkeypatch.setattr("copy.deepcopy", lambda *specs: copies.append(specs))
     assert backend.infer(model, [X], 0) == (TensorSpec((1,), "float32"),)
     assert copies == [] and equal_states(backend.state(model), before)

@@ -52,7 +52,10 @@ def undone(request: CompileRequest) -> Iterator[None]:
         CompileError: a module has changed its own attribute, which compiled steps would not do.
     """
     saved = (BufferSnapshot([request.module]), RandomState([request.device]))
-    attributes = [(part, _plain_attributes(part)) for part in request.module.models.modules()]
+    attributes: list[tuple[nn.Module, dict[str, Any]]] = []
+    for part in request.module.models.modules():
+        plain = {name: value for name, value in vars(part).items() if isinstance(value, _PLAIN_TYPES)}
+        attributes.append((part, plain))
     changed = ""
     try:
         yield
@@ -69,10 +72,6 @@ def undone(request: CompileRequest) -> Iterator[None]:
             f"a step changes the attribute {changed}, which is not a tensor",
             hint="store the value in a register_buffer, and update it in place",
         )
-
-
-def _plain_attributes(part: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(part).items() if isinstance(value, _PLAIN_TYPES)}
 
 
 def observe_step(request: CompileRequest, values: Sequence[Tensor]) -> StepEffects:
@@ -123,28 +122,22 @@ def time_step(request: CompileRequest, values: Sequence[Tensor]) -> float:
 
 def _changed_buffers(module: SegmentModule, before: dict[str, tuple[Tensor, Tensor, int]]) -> tuple[str, ...]:
     """Return names of the changed buffers; version counters miss the running statistics of normalization layers."""
-    changed, statistics = [], _running_statistics(module)
+    statistics: set[int] = set()  # those that normalization layers in training mode update
+    for part in module.models.modules():
+        if isinstance(part, _NORMS) and part.training and part.track_running_stats:
+            statistics.update(map(id, part.buffers()))
+    changed: list[str] = []
     for name, buffer in module.named_buffers():
         if name not in before or buffer is not before[name][0]:
             raise CompileError(
-                f"a step replaces the buffer {_user_name(name)} with another tensor",
+                f"a step replaces the buffer {'.'.join(name.split('.')[2:]) or name} with another tensor",
                 hint="update it in place, for example with copy_",
             )
         _, copy, version = before[name]
-        if buffer._version != version or id(buffer) in statistics or not _equal(buffer, copy):  # noqa: SLF001
+        is_changed = buffer._version != version or id(buffer) in statistics  # noqa: SLF001
+        if not is_changed and not torch.equal(buffer, copy):
+            have_nan = torch.equal(buffer.isnan(), copy.isnan())
+            is_changed = not (have_nan and torch.equal(buffer.nan_to_num(), copy.nan_to_num()))
+        if is_changed:
             changed.append(name)
     return tuple(changed)
-
-
-def _running_statistics(module: SegmentModule) -> set[int]:
-    """Return the ids of the buffers that normalization layers in training mode update."""
-    norms = (part for part in module.models.modules() if isinstance(part, _NORMS))
-    return {id(buffer) for norm in norms if norm.training and norm.track_running_stats for buffer in norm.buffers()}
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b) or (torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()))
-
-
-def _user_name(name: str) -> str:
-    return ".".join(name.split(".")[2:]) or name

@@ -102,31 +102,21 @@ def _gradients(
         inputs: list[Any] = [v.clone() if i in spec.mutated else v for i, v in enumerate(values)]
         named = {**_named_parameters(spec, blocks), **dict(zip(spec.buffers, new_buffers, strict=True))}
         losses = call_with(module, named, dict(spec.places), [*inputs, *[None] * spec.n_computed])
-        weighted = [_weighted(weight, loss, scale) for weight, loss in zip(spec.weights, losses, strict=True) if weight]
-        result = weighted[0]
-        for other in weighted[1:]:
-            result = result + other
+        result: Any = None
+        for weight, loss in zip(spec.weights, losses, strict=True):
+            if weight:
+                weighted = weight * loss * scale[0][0].to(loss.dtype) if scale else weight * loss
+                result = weighted if result is None else result + weighted
         return result, ([loss.detach().clone() for loss in losses], new_buffers)
 
-    if spec.recomputes:
-        return _taped_gradients(total, blocks, buffers, values)
+    if spec.recomputes:  # by the tape of autograd: torch recomputes marked values only in such graphs
+        leaves = [block.detach().requires_grad_() for block in blocks]
+        with torch.enable_grad():
+            loss, (losses, new_buffers) = total(leaves, buffers, values)
+            taped = torch.autograd.grad(loss, leaves)
+        return list(taped), losses, [buffer.detach() for buffer in new_buffers]
     grads, (_, (losses, new_buffers)) = torch.func.grad_and_value(total, has_aux=True)(blocks, buffers, values)
     return grads, losses, new_buffers
-
-
-def _taped_gradients(
-    total: Callable[..., Any], blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor]
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return `_gradients` by the tape of autograd: torch recomputes marked values only in such graphs."""
-    leaves = [block.detach().requires_grad_() for block in blocks]
-    with torch.enable_grad():
-        loss, (losses, new_buffers) = total(leaves, buffers, values)
-        grads = torch.autograd.grad(loss, leaves)
-    return list(grads), losses, [buffer.detach() for buffer in new_buffers]
-
-
-def _weighted(weight: float, loss: Tensor, scale: Sequence[Tensor]) -> Tensor:
-    return weight * loss * scale[0][0].to(loss.dtype) if scale else weight * loss
 
 
 def _named_parameters(spec: StepSpec, blocks: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -374,7 +374,15 @@ class FlatState:
         names = {id(parameter): name for name, parameter in request.module.named_parameters()}
         self.spec = StepSpec(
             rules=tuple(self._rule(key) for key in rules),
-            blocks=tuple(_block_spec(rules.index(keys[block[0]]), block, names) for block in self._blocks),
+            blocks=tuple(
+                Block(
+                    rules.index(keys[block[0]]),
+                    tuple(names[id(parameter)] for parameter in block),
+                    tuple(tuple(parameter.shape) for parameter in block),
+                    tuple(parameter.numel() for parameter in block),
+                )
+                for block in self._blocks
+            ),
             buffers=effects.buffers,
             places=tuple(tensor_names(request.module).items()),
             weights=tuple(request.losses[i].weight if i in effects.roots else 0.0 for i in range(len(effects.losses))),
@@ -462,7 +470,13 @@ class FlatState:
             group = self._groups[i]
             first = group.steps(parameter) - behind + 1
             steps = torch.arange(first, first + count, dtype=torch.float64, device=device)
-            rates = _rate_tensor(group.rates(parameter, count), count, device)
+            rate = group.rates(parameter, count)  # one for all steps, or one for each
+            if len(rate) == 1:
+                rates = torch.full((count,), rate[0], dtype=torch.float64, device=device)
+            elif device.type == "cpu":
+                rates = torch.tensor(rate, dtype=torch.float64)
+            else:  # no transfer
+                rates = torch.stack([torch.full((), r, dtype=torch.float64, device=device) for r in rate])
             numbers = rule.optimizer.coefficients(dict(rule.settings), array_functions, rates, steps)
             columns += [n if isinstance(n, Tensor) else torch.full_like(rates, n) for n in numbers.values()]
         return torch.stack(columns, 1)
@@ -511,15 +525,6 @@ def _blocks(keys: dict[nn.Parameter, RuleKey]) -> list[list[nn.Parameter]]:
     return list(blocks.values())
 
 
-def _block_spec(rule: int, block: Sequence[nn.Parameter], names: dict[int, str]) -> Block:
-    return Block(
-        rule,
-        tuple(names[id(parameter)] for parameter in block),
-        tuple(tuple(parameter.shape) for parameter in block),
-        tuple(parameter.numel() for parameter in block),
-    )
-
-
 def _flattened(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors]) if len(tensors) > 1 else tensors[0].detach()
 
@@ -531,12 +536,3 @@ def _unflatten(value: Tensor, into: Sequence[Tensor]) -> None:
         return
     parts = torch.split(value, [tensor.numel() for tensor in into])
     torch._foreach_copy_(list(into), [part.view(tensor.shape) for part, tensor in zip(parts, into, strict=True)])
-
-
-def _rate_tensor(rates: Sequence[float], count: int, device: torch.device) -> Tensor:
-    """Learning rates, float64 [count]: one for all steps, or one for each."""
-    if len(rates) == 1:
-        return torch.full((count,), rates[0], dtype=torch.float64, device=device)
-    if device.type == "cpu":
-        return torch.tensor(rates, dtype=torch.float64)
-    return torch.stack([torch.full((), rate, dtype=torch.float64, device=device) for rate in rates])  # no transfer

@@ -68,9 +68,19 @@ def step_function(strategy: Strategy, spec: StepSpec, scan: Callable[..., Any] |
     """The function of a strategy and a step spec, compiled at its first call; a cached one for an equal spec."""
     key = (strategy.description, spec, strategy.length)
     if key not in _CACHE:
-        function = in_place_function(spec) if scan is None or strategy.in_place else _scan_function(spec, scan)
+
+        def scanned(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
+            """Return the state after the steps, and the losses [steps] each."""
+            assert scan is not None
+            body, xs = bound_step(module, spec, xs, scan)
+            return scan(body, state, xs)
+
+        function: Any = in_place_function(spec) if scan is None or strategy.in_place else scanned
         options = {**_OPTIONS, "cpp.threads": strategy.threads} if strategy.threads else dict(_OPTIONS)
-        return torch_compile(_with_own_code(function), options)
+        # with its own code object, as torch caches compilations by code object
+        code, closure = function.__code__.replace(), function.__closure__
+        own = types.FunctionType(code, function.__globals__, function.__name__, None, closure)
+        return torch_compile(own, options)
     _CACHE.move_to_end(key)
     return _CACHE[key]
 
@@ -86,23 +96,6 @@ def torch_compile(function: StepFunction, options: dict[str, Any]) -> StepFuncti
     """Return the function compiled by torch as a whole, or not at all."""
     compiled: StepFunction = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     return compiled
-
-
-def _with_own_code(function: StepFunction) -> StepFunction:
-    """Return the function with its own code object, as torch caches compilations by code object."""
-    assert isinstance(function, types.FunctionType)
-    code = function.__code__.replace()
-    return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
-
-
-def _scan_function(spec: StepSpec, scan: Callable[..., Any]) -> StepFunction:
-    def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
-        """Return the state after the steps, and the losses [steps] each."""
-
-        body, xs = bound_step(module, spec, xs, scan)
-        return scan(body, state, xs)
-
-    return steps
 
 
 def in_place_function(spec: StepSpec) -> StepFunction:

@@ -35,11 +35,9 @@ def check() -> None:
     Raises:
         CompileError: there is no compiler, or it lacks Python's header files; or the user has disabled compiling.
     """
-    disabled = next((name for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE") if _is_set(name)), "")
-    if disabled:
-        raise CompileError(
-            f"torch's compiler is disabled by {disabled}={os.environ[disabled]}", hint=f"unset {disabled}"
-        )
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
+        if os.environ.get(name, "0") not in ("", "0"):
+            raise CompileError(f"torch's compiler is disabled by {name}={os.environ[name]}", hint=f"unset {name}")
     if not compiler():
         cxx = os.environ.get("CXX")
         reason = f"CXX={cxx} is not a program" if cxx else "CXX is not set, and the usual compiler is not on the path"
@@ -55,10 +53,6 @@ def check() -> None:
         )
 
 
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "0") not in ("", "0")
-
-
 def scan() -> Callable[..., Any] | None:
     """Return torch's scan operator, None if this torch has none. It is private: its place may change."""
     try:
@@ -72,20 +66,17 @@ def compile_error(error: Exception, label: str) -> CompileError:
     """Return the error that stopped a compilation, in one line."""
     if isinstance(error, CompileError):
         return error
-    kind, reason = type(error).__name__, _reason(error)
     if isinstance(error, AnyaccelError):
         return CompileError(f"steps of segment {label!r} cannot be compiled: {error.problem}", hint=error.hint)
+    # torch puts the line that says why after `Explanation:`, or after a first line that says nothing
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    explained = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
+    informative = [line for line in lines if not any(phrase in line for phrase in _UNINFORMATIVE)]
+    reason = explained or (informative[0] if informative else first_line(error)) or "no reason was given"
+    kind, reason = type(error).__name__, reason[:300]
     if kind in _UNTRACEABLE or "data-dependent" in reason or "graph break" in reason:
         return CompileError(
             f"steps of segment {label!r} cannot be traced: {reason}",
             hint="avoid Python that depends on the values of tensors (if x.sum() > 0, x.item()), and print calls",
         )
     return CompileError(f"steps of segment {label!r} cannot be compiled: {kind}: {reason}")
-
-
-def _reason(error: Exception) -> str:
-    """Return the line that says why: torch puts it after `Explanation:`, or after a first line that says nothing."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    explained = next((line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")), "")
-    informative = [line for line in lines if not any(phrase in line for phrase in _UNINFORMATIVE)]
-    return (explained or (informative[0] if informative else first_line(error)) or "no reason was given")[:300]

@@ -17,14 +17,14 @@ _BOOKKEEPING = frozenset(vars(nn.Module()))
 
 def watched_values(segment: Segment, modules: Iterable[nn.Module]) -> Values:
     """Return the plain attributes and the code of modules, and the values read by the losses of a segment."""
+
+    def is_part(value: Any) -> bool:
+        return isinstance(value, (nn.Module, nn.Parameter))
+
     pairs: list[tuple[str, Any]] = []
     for module in modules:
-        pairs += attributes_key(module.named_modules(), lambda _: _BOOKKEEPING, _is_part, _LIBRARIES)
+        pairs += attributes_key(module.named_modules(), lambda _: _BOOKKEEPING, is_part, _LIBRARIES)
     for term in segment.losses:
         read = values_of("loss", (term.loss.own, term.loss.kwargs), _LIBRARIES)
         pairs += [(f"{path} of the loss {term.label!r}", key) for path, key in read]
     return tuple(pairs)
-
-
-def _is_part(value: Any) -> bool:
-    return isinstance(value, (nn.Module, nn.Parameter))
