@@ -407,8 +407,8 @@ def test_a_value_changed_between_phases_is_compiled_again(
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 1e-3), ("cuda", 4e-3)])
 def test_uncompiled_steps_on_a_cpu_are_timed_by_the_processor(device: str, seconds: float) -> None:
     """Other processes of a busy machine would make them seem slow, and compiled steps worth their while."""
-    compiler = object.__new__(StepCompiler)
-    compiler._devices, compiler._eager_time = {torch.device(device)}, None
+    nothing: Any = None
+    compiler = StepCompiler(nothing, nothing, [], [], [], {torch.device(device)})
     compiler.record_eager_time(0.4, 0.1, 100, 8)
     assert compiler._eager_time == (pytest.approx(seconds), 8)
     compiler.record_eager_time(0.4, 0.2, 100, 8)
