@@ -13,8 +13,7 @@ from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.loading.epoch_plan import StepSize
 from anyaccel.phases.loop_extension import Call
 from anyaccel_distributed import Launched, ReplicaGroup
-from anyaccel_distributed.loop_extensions import SharedCalls
-from anyaccel_distributed.replicated_training import ReplicatedTraining
+from anyaccel_distributed.replicated_training import ReplicatedTraining, SharedCalls
 from anyaccel_distributed.row_shares import GlobalBatches
 
 

@@ -133,14 +133,11 @@ class BatchCutter:
         if self._fixed_shards is None:
             rows = column if n_shards == 1 else self._backend.gather_rows(column, start, stop)
         else:  # in memory of their own: where a view begins decides in which order some libraries add
-            rows = self._backend.gather_rows(column, 0, stop - start, self._order(start, stop))
+            if (start, stop) not in self._orders:
+                numbers = np.arange(start, stop, dtype=self._backend.index_dtype)
+                self._orders[start, stop] = self._backend.from_host(numbers, self._devices[0])
+            rows = self._backend.gather_rows(column, 0, stop - start, self._orders[start, stop])
         return self._backend.move(rows, self._devices[replica])
-
-    def _order(self, start: int, stop: int) -> Any:
-        if (start, stop) not in self._orders:
-            numbers = np.arange(start, stop, dtype=self._backend.index_dtype)
-            self._orders[start, stop] = self._backend.from_host(numbers, self._devices[0])
-        return self._orders[start, stop]
 
 
 def share(n_rows: int, rank: int, size: int) -> tuple[int, int]:

@@ -48,7 +48,9 @@ class ReplicaComparison:
         """
         own = {"the seed": str(graph.seed), "the rows that the samplers draw": rows_drawn}
         own |= {f"the values of {key!r}": digest(np.asarray(value)) for key, value in graph.state().items()}
-        own |= {f"the data of {name!r}": digest(value) for name, value in columns.items() if _is_array(value)}
+        own |= {
+            f"the data of {name!r}": digest(value) for name, value in columns.items() if isinstance(value, np.ndarray)
+        }
         hint = "use the same model, data and seed in every process: seed the framework before you create the model, "
         self.check_same(own, when=when, hint=f"{hint}or load the same weights")
 
@@ -117,10 +119,6 @@ def _differing(every: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the names, in order, whose texts differ between replicas."""
     names = dict.fromkeys(name for one in every for name in one)
     return [name for name in names if len({one.get(name) for one in every}) > 1]
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
 
 
 def code_digests(phase: PhaseSettings, graph: ModelGraph) -> dict[str, str]:

@@ -174,10 +174,6 @@ def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequenc
             "possible",
             f"request {FIXED_SHARDS} devices, or leave deterministic out",
         )
-    yield from _coupled_rows(resolution, one_device)
-
-
-def _coupled_rows(resolution: Resolution, one_device: str) -> Iterator[tuple[str, str]]:
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         for operation in segment.operations:
             if operation.trainable and operation.model is not None and (why := backend.batch_coupling(operation.model)):

@@ -64,20 +64,17 @@ def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | Non
     """
     by_name = {entry.name: entry.load for entry in entry_points(LAUNCHERS)} if launchers is None else launchers
     if name not in by_name:
+        command = next((command for names, command in _COMMANDS.items() if name.lower() in names.split()), "")
+        if command:
+            hint = f"start the script with its command: {command}"
+        else:
+            hint = _RAY if name.lower() == "ray" else "leave --on out"
         raise ConfigError(
             f"no plugin here starts processes on {name!r}",
             available=", ".join(sorted(by_name)),
-            hint=_hint(name),
+            hint=hint,
         )
     return by_name[name]()
-
-
-def _hint(name: str) -> str:
-    """Return what to do about a missing launcher."""
-    command = next((command for names, command in _COMMANDS.items() if name.lower() in names.split()), "")
-    if command:
-        return f"start the script with its command: {command}"
-    return _RAY if name.lower() == "ray" else "leave --on out"
 
 
 def replica_timeout(environment: Mapping[str, str] | None = None) -> float | None:

@@ -76,18 +76,14 @@ def port_of(environment: Environment, variables: Variables) -> int | None:
         return int(text)
     if variables is TORCHRUN:
         return None
-    job = _job_of(environment, variables)
-    return DEFAULT_PORT if job is None else _FIRST_PORT + zlib.crc32(job.encode()) % _N_PORTS
-
-
-def _job_of(environment: Environment, variables: Variables) -> str | None:
-    """Return an identifier of the job, which is equal in its processes and differs from other jobs at the same time."""
     if variables is SLURM:
-        return f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
-    if variables is OPEN_MPI:
+        job: str | None = f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
+    elif variables is OPEN_MPI:
         names = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "OMPI_MCA_ess_base_jobid")
-        return next((environment[name] for name in names if environment.get(name)), None)
-    return environment.get("SLURM_JOB_ID")
+        job = next((environment[name] for name in names if environment.get(name)), None)
+    else:
+        job = environment.get("SLURM_JOB_ID")
+    return DEFAULT_PORT if job is None else _FIRST_PORT + zlib.crc32(job.encode()) % _N_PORTS
 
 
 # -- host list: the names in a list of nodes as Slurm writes it, such as `gpu[01-03,7],login` --------------------------

@@ -25,7 +25,7 @@ def gather_plain(value: Any, gather: Callable[[np.ndarray], np.ndarray]) -> list
     """
     own = np.frombuffer(to_bytes(value), np.uint8)
     lengths = gather(np.array([len(own)], np.int32)).ravel()
-    padded = np.zeros(_padded_size(int(lengths.max())), np.uint8)
+    padded = np.zeros(max(_LEAST_BYTES, 1 << (int(lengths.max()) - 1).bit_length()), np.uint8)
     padded[: len(own)] = own
     texts = [row[:length].tobytes() for row, length in zip(gather(padded), lengths, strict=True)]
     return [from_bytes(text) for text in texts]
@@ -43,10 +43,6 @@ def to_bytes(value: Any) -> bytes:
 def from_bytes(text: bytes) -> Any:
     """Return the value of `to_bytes`."""
     return json.loads(text, object_hook=_from_text)
-
-
-def _padded_size(n_bytes: int) -> int:
-    return max(_LEAST_BYTES, 1 << (n_bytes - 1).bit_length())
 
 
 def _as_text(value: Any) -> dict[str, str]:

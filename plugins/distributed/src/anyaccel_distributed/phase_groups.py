@@ -267,12 +267,6 @@ def _unshareable(
         yield (
             "it accumulates batches and normalizes over each of them, but replicas split a whole step, not its batches"
         )
-    yield from _unshareable_models(resolution)
-    if not together:
-        yield from _coupled_rows(resolution, synced=phase.sync_batchnorm)
-
-
-def _unshareable_models(resolution: Resolution) -> Iterator[str]:
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         replicate = backend.capability(Replicate)
         for operation in segment.operations:
@@ -280,6 +274,8 @@ def _unshareable_models(resolution: Resolution) -> Iterator[str]:
                 continue
             if why := replicate.unshareable_reason(operation.model):
                 yield f"node {operation.label!r} {why}"
+    if not together:
+        yield from _coupled_rows(resolution, synced=phase.sync_batchnorm)
 
 
 def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:

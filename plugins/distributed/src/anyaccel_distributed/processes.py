@@ -87,7 +87,22 @@ def _attempt(
             processes.append(subprocess.Popen(list(command), env={**shared, **of_all, **own}, **output))
             if printed is not None:
                 readers.append(_reader(processes[-1], printed))
-        return _wait(processes, "all are restarted" if attempts_left else "the others are stopped too")
+        then = "all are restarted" if attempts_left else "the others are stopped too"
+        while True:
+            codes = [process.poll() for process in processes]
+            failed = next(((rank, code) for rank, code in enumerate(codes) if code), None)
+            if failed is not None:
+                rank, code = failed
+                how = f"exit status {code}" if code > 0 else f"signal {-code}"
+                with suppress(OSError, ValueError):  # the status tells it as well
+                    print(f"anyaccel run: replica {rank} ended with {how}; {then}", file=sys.stderr)
+                until = time.monotonic() + _ERROR_SECONDS
+                while time.monotonic() < until and any(process.poll() is None for process in processes):
+                    time.sleep(_POLL_SECONDS)
+                return code if code > 0 else 128 - code
+            if all(code == 0 for code in codes):
+                return 0
+            time.sleep(_POLL_SECONDS)
     finally:
         running = [process for process in processes if process.poll() is None]
         for process in running:
@@ -122,29 +137,6 @@ def _reader(process: subprocess.Popen[bytes], printed: Callable[[str], object]) 
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
-    while True:
-        codes = [process.poll() for process in processes]
-        failed = next(((rank, code) for rank, code in enumerate(codes) if code), None)
-        if failed is not None:
-            rank, code = failed
-            how = f"exit status {code}" if code > 0 else f"signal {-code}"
-            with suppress(OSError, ValueError):  # the status tells it as well
-                print(f"anyaccel run: replica {rank} ended with {how}; {then}", file=sys.stderr)
-            _let_end(processes)
-            return code if code > 0 else 128 - code
-        if all(code == 0 for code in codes):
-            return 0
-        time.sleep(_POLL_SECONDS)
-
-
-def _let_end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Give processes that fail with another one a moment to print their errors, which may say more."""
-    deadline = time.monotonic() + _ERROR_SECONDS
-    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        time.sleep(_POLL_SECONDS)
 
 
 def free_port() -> int:

@@ -66,7 +66,7 @@ def copied_segment(backend: ComputingBackend, segment: Segment, device: Device) 
     """The segment on another device, with copies of its models, of losses with values, and of optimizer states."""
     held = [op.model for op in segment.operations] + [term.loss.own for term in segment.losses]
     held += list(segment.frozen.values())
-    originals = {id(obj): obj for obj in held if _has_values(backend, obj)}
+    originals = {id(obj): obj for obj in held if obj is not None and not isinstance(obj, type) and backend.owns(obj)}
     copied = backend.required(DeviceReplicas).copy_models(list(originals.values()), device)
     copies = dict(zip(originals, copied, strict=True))
     return replace(
@@ -84,10 +84,6 @@ def copied_segment(backend: ComputingBackend, segment: Segment, device: Device) 
         states={label: _moved_state(backend, state, device) for label, state in segment.states.items()},
         frozen={label: copies.get(id(model), model) for label, model in segment.frozen.items()},
     )
-
-
-def _has_values(backend: ComputingBackend, obj: Any) -> bool:
-    return obj is not None and not isinstance(obj, type) and backend.owns(obj)
 
 
 def _moved_state(backend: ComputingBackend, state: NodeState, device: Device) -> NodeState:
@@ -228,21 +224,14 @@ class ReplicatedProgram(Program, ScalesLosses):
                 pullback([None] * len(self.segment.outputs))
                 gradients[shard.number] = self._replicas.gradients(self._programs[shard.replica])
         if self._processes.gather is not None:
-            gradients, losses = self._of_all(cut, gradients, losses)
+            labels = list(losses[min(losses)])
+            sent = [[*gradients[n], *(x for label in labels for x in losses[n][label])] for n in sorted(gradients)]
+            rows = self._processes.gather(self._programs[0], sent, cut.counts(self._processes.size))
+            end = len(rows[0]) - 2 * len(labels)
+            pairs = [dict(zip(labels, zip(row[end::2], row[end + 1 :: 2], strict=True), strict=True)) for row in rows]
+            gradients, losses = {n: row[:end] for n, row in enumerate(rows)}, dict(enumerate(pairs))
         outputs = (None,) * len(self.segment.outputs)
         return outputs, self._loss_sums(losses), partial(self._add, cut, gradients)
-
-    def _of_all(
-        self, cut: BatchCut, gradients: Mapping[int, Gradients], losses: Mapping[int, LossSums]
-    ) -> tuple[dict[int, Gradients], dict[int, LossSums]]:
-        """Return gradients and losses of the shards of all processes, given those of this one."""
-        assert self._processes.gather is not None
-        labels = list(losses[min(losses)])
-        own = [[*gradients[n], *(x for label in labels for x in losses[n][label])] for n in sorted(gradients)]
-        every = self._processes.gather(self._programs[0], own, cut.counts(self._processes.size))
-        end = len(every[0]) - 2 * len(labels)
-        pairs = [dict(zip(labels, zip(row[end::2], row[end + 1 :: 2], strict=True), strict=True)) for row in every]
-        return {n: row[:end] for n, row in enumerate(every)}, dict(enumerate(pairs))
 
     def _forward(self, shard: Shard, factors: Mapping[str, Any]) -> tuple[LossSums, Callable[..., Any]]:
         """Compute losses and pullback of a shard, whose gradients are weighted by rows later; factors are for all
@@ -383,11 +372,10 @@ class ReplicatedProgram(Program, ScalesLosses):
         """Return floating buffers of trained nodes of a replica; others are counters or random states."""
         program.sync_models()
         trained = [op for op in program.segment.operations if op.trainable and op.model is not None]
-        states = {f"{op.label}/{name}": array for op in trained for name, array in self._state_of(op.model)}
+        states = {
+            f"{op.label}/{name}": array for op in trained for name, array in self._backend.state(op.model).items()
+        }
         return {name: array for name, array in states.items() if "/buffers/" in name and array.dtype.kind not in "biu"}
-
-    def _state_of(self, model: Any) -> Collection[tuple[str, np.ndarray]]:
-        return self._backend.state(model).items()
 
     def renew_compiled(self) -> Sequence[str]:
         """Return the changed Python values of all replicas."""

@@ -6,12 +6,14 @@ import hashlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from anyaccel import rng
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph
@@ -19,7 +21,7 @@ from anyaccel.launched import Launched
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep, Losses, Parts, PipelineStage, SpanOf, StageRows
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.epoch_plan import EpochPlan, RowOrders
-from anyaccel.phases.loop_extension import LoopExtension
+from anyaccel.phases.loop_extension import Call, LoopExtension
 from anyaccel.phases.process_group import BatchesShare, LossSums, ProcessGroup
 from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings
@@ -30,11 +32,102 @@ from anyaccel.user_level import user_level
 from anyaccel_distributed.batch_shards import ShardProcesses
 from anyaccel_distributed.comparison import ReplicaComparison, as_plain, code_digests, digest, from_plain
 from anyaccel_distributed.group import ReplicaGroup, Replicate
-from anyaccel_distributed.loop_extensions import AgreedStop, ReplicatedEpochs, SharedCalls
 from anyaccel_distributed.replica_checks import replica_checks
 from anyaccel_distributed.replicated_program import build_replicated
 from anyaccel_distributed.row_shares import BatchShare, GlobalBatches, ReplicaEpochs, ReplicaEvaluation
 from anyaccel_distributed.sharding import ShardParameters
+
+_LOST = (
+    "parameters were sharded over replicas, and this replica does not gather them after an error: they are NaN in "
+    "its models, unless they were read since the last step; resume from a checkpoint"
+)
+
+
+class ReplicatedEpochs(LoopExtension):
+    """Let replicas go through epochs together, and none wait for one that has failed.
+
+    Args:
+        run: The training.
+        pipeline: The programs of this replica.
+        replicas: Replicas of the run.
+    """
+
+    def __init__(self, run: Run, pipeline: Pipeline, replicas: ReplicatedTraining) -> None:
+        self._run, self._pipeline, self._replicas = run, pipeline, replicas
+
+    def epoch_begins(self) -> None:
+        self._replicas.begin_epoch(self._run.epoch, self._run.step)
+
+    def rows_end(self) -> None:
+        self._replicas.end_steps()
+
+    def failed(self, failure: BaseException, losses: object) -> bool:
+        """Stop the exchange before values are settled, which may wait; create the error of an out-of-memory first."""
+        if not isinstance(failure, MemoryError):
+            self._replicas.abandon()
+        return False
+
+    def run_ends(self) -> None:
+        """Make seeds that models keep equal in all replicas again."""
+        self._pipeline.seed(rng.key(self._run.graph.seed, "end", self._run.phase.label))
+
+    def run_fails(self, error: BaseException) -> None:
+        self._replicas.abandon()
+        if self._replicas.sharded:
+            error.add_note(f"{_LOST} ({self._replicas.where})")
+
+
+class AgreedStop(LoopExtension):
+    """All replicas stop where one was asked to; the others would wait for it.
+
+    Args:
+        run, replicas: See `ReplicatedEpochs`.
+    """
+
+    def __init__(self, run: Run, replicas: ReplicatedTraining) -> None:
+        self._run, self._replicas = run, replicas
+
+    def run_begins(self) -> None:
+        self._run.stop_reason = self._replicas.stop_reason_of_all(self._run.stop_reason)
+
+    def epoch_begins(self) -> None:
+        self._run.stop_reason = self._replicas.stop_reason_of_all(self._run.stop_reason)
+
+    def epoch_ends(self) -> None:
+        """All end with the same epoch."""
+        self._run.stop_reason = self._replicas.end_epoch(self._run.stop_reason)
+
+
+class SharedCalls(LoopExtension):
+    """Calls of several steps by all replicas at once: each decides by its own clock, and all take the fewest.
+
+    Args:
+        replicas: See `ReplicatedEpochs`.
+    """
+
+    def __init__(self, replicas: ReplicatedTraining) -> None:
+        self._replicas = replicas
+
+    def agree(self, call: Call, n_steps: int) -> None:
+        """Take the fewest steps of all.
+
+        Blocks of streamed rows are as large as the memory of a process has room for, and may differ: then these steps
+        are taken one by one, which need no more than the same rows.
+
+        Raises:
+            FrameworkError: another replica has ended, or does not answer.
+        """
+        offers = self._replicas.gather([n_steps, [call.start, call.runner.layout]])
+        call.n_steps = min(count for count, _ in offers)
+        if any(rows != offers[0][1] for _, rows in offers):
+            call.runner = replace(call.runner, program=None, stage=None)
+
+    def around_call(self, call: Call) -> AbstractContextManager[None]:
+        """Errors name the steps of a call of one program."""
+        return nullcontext() if call.runner.program is None else self._replicas.shared_call(call.n_steps)
+
+
+# -- the processes of a TrainPhase -------------------------------------------------------------------------------------
 
 _READS_MODELS = "reads the models"
 
@@ -338,21 +431,18 @@ class ReplicatedTraining(ProcessGroup):
             every = self._host.gather(value)
         readers = [rank for rank, answer in enumerate(every) if answer == _READS_MODELS]
         if readers and (value != _READS_MODELS or len(readers) < self.size):
-            self._tell_readers(readers)
+            raise PhaseError(
+                f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: replica "
+                f"{', '.join(map(str, readers))} reads models with sharded parameters, but the others do not",
+                cause="all replicas must gather them together",
+                hint="call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or set "
+                "checkpoint=, which gathers them automatically",
+            )
         return every
 
     def begin_reading(self) -> None:
         if not self._has_failed:
             self.gather(_READS_MODELS)
-
-    def _tell_readers(self, readers: Sequence[int]) -> None:
-        raise PhaseError(
-            f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: replica {', '.join(map(str, readers))} "
-            "reads models with sharded parameters, but the others do not",
-            cause="all replicas must gather them together",
-            hint="call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or set "
-            "checkpoint=, which gathers them automatically",
-        )
 
     @contextmanager
     def _naming_this_replica(self, n_steps: int = 1) -> Iterator[None]:
@@ -441,38 +531,6 @@ def _by_framework(stages: Iterable[PipelineStage]) -> dict[str, list[Program]]:
 # -- Replicated steps: single steps of which several replicas compute a part each, or one program over all of them -----
 
 
-class StepReplicas(Protocol):
-    """The exchange between the replicas of a step; all of them call it in the same order."""
-
-    sharded: bool
-    """Whether gradients are summed over the replicas as soon as they are computed."""
-
-    def begin_step(self, sizes: Sequence[int]) -> None:
-        """Begin a step in parts with these numbers of rows, if gradients are summed by parts."""
-
-    def begin_reading(self) -> None:
-        """Gather sharded parameters in all replicas, because models are read next."""
-
-    def loss_weights(
-        self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
-    ) -> list[dict[str, Any]]:
-        """Return `ReplicaGroup.loss_weights` for stages with the weight inputs of their losses."""
-
-    def average_in_steps(self, stages: Sequence[PipelineStage]) -> bool:
-        """Let the program of these stages average gradients in calls of several steps; return whether it does."""
-
-    def begin_last_part(self, stages: Sequence[PipelineStage], weight: float, part: float) -> set[int]:
-        """Begin the last part; return the `id`s of stages that overlap the exchange
-        (`ReplicaGroup.overlap_gradients`).
-        """
-
-    def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
-        """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
-
-    def end_step(self) -> None:
-        """The step is done."""
-
-
 class ReplicatedStep(CrossSegmentStep):
     """Steps with the rows split over the replicas.
 
@@ -483,7 +541,7 @@ class ReplicatedStep(CrossSegmentStep):
 
     is_share = True
 
-    def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent, replicas: StepReplicas) -> None:
+    def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent, replicas: ReplicatedTraining) -> None:
         super().__init__(stages, log_event)
         self._replicas = replicas
         self.multi_step = not self._weighted and replicas.average_in_steps(stages)

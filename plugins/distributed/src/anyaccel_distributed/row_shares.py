@@ -136,7 +136,12 @@ class ReplicaEpochs(EpochPlan):
         on_orders(first.orders)
         steps = first.steps
         for step in steps:
-            self._check(step)
+            if self._whole and step.microbatch_size is not None:  # each batch of a step is cut by itself
+                last = step.batch_size % step.microbatch_size or step.microbatch_size
+                _check_sizes(self._label, {last}, self._size)
+            _check_sizes(self._label, {stop - start for start, stop in step.rows.values()}, self._size)
+            if not step.uniform:
+                _check_equal(self._label, {stop - start for start, stop in step.rows.values()}, self._size)
         taken = steps if whole else [self._part(step) for step in steps]
         self.batch_size = max(step.batch_size for step in taken)
 
@@ -150,19 +155,17 @@ class ReplicaEpochs(EpochPlan):
     def prefetch(self, number: int | None) -> None:
         self._epochs.prefetch(number)
 
-    def _check(self, steps: StepRange) -> None:
-        if self._whole and steps.microbatch_size is not None:  # each batch of a step is cut by itself
-            last = steps.batch_size % steps.microbatch_size or steps.microbatch_size
-            _check_sizes(self._label, {last}, self._size)
-        _check_sizes(self._label, {stop - start for start, stop in steps.rows.values()}, self._size)
-        if not steps.uniform:
-            _check_equal(self._label, {stop - start for start, stop in steps.rows.values()}, self._size)
-
     def _part(self, steps: StepRange) -> StepRange:
         """Return the same steps, with this replica's number of rows; from row 0 on."""
         spans = {name: share(stop - start, self._rank, self._size) for name, (start, stop) in steps.rows.items()}
         rows = {name: (0, high - low) for name, (low, high) in spans.items()}
-        return replace(steps, rows=rows, microbatch_size=_microbatch_size(steps, self._size))
+        microbatch_size = steps.microbatch_size
+        if microbatch_size is not None:  # all have equally many: parts of a step may be computed together
+            microbatch_size = -(-microbatch_size // self._size)
+            least, most = steps.batch_size // self._size, -(-steps.batch_size // self._size)
+            while -(-least // microbatch_size) != -(-most // microbatch_size):
+                microbatch_size += 1
+        return replace(steps, rows=rows, microbatch_size=microbatch_size)
 
     def _share_of(self, whole: EpochSteps) -> EpochSteps:
         taken: dict[str, list[np.ndarray]] = {name: [] for steps in whole.steps for name in steps.rows}
@@ -242,19 +245,6 @@ class ReplicaEvaluation(EpochPlan):
         whole = self._epochs.epoch(number)
         low, high = share(len(whole.steps), self._rank, self._size)
         return replace(whole, steps=whole.steps[low:high])
-
-
-def _microbatch_size(steps: StepRange, size: int) -> int | None:
-    """Return the rows of a micro-batch of a replica, with equally many in all: parts of a step may be computed
-    together.
-    """
-    if steps.microbatch_size is None:
-        return None
-    own, least = -(-steps.microbatch_size // size), steps.batch_size // size
-    most = -(-steps.batch_size // size)
-    while -(-least // own) != -(-most // own):
-        own += 1
-    return own
 
 
 def _listed(sizes: set[int]) -> str:

@@ -79,7 +79,10 @@ def run(
       anyaccel run --on ray --replicas 8 train.py
     """
     check_folder()
-    fewest, most = _count(replicas)
+    match = _COUNT.fullmatch(replicas)
+    fewest, most = (int(match[1] or match[2]), int(match[2])) if match is not None else (0, 0)
+    if not 1 <= fewest <= most:
+        raise click.UsageError(f"--replicas {replicas!r} is not a number of processes: write 4, or 2:4 for 2 to 4.")
     if fewest < most and on is None:
         raise click.UsageError(
             f"--replicas {replicas} is for launchers that can continue with fewer processes, such as --on ray."
@@ -96,15 +99,6 @@ def run(
         timeout=timeout,
     )
     sys.exit(_on_this_machine(options) if on is None else find_launcher(on)(options))
-
-
-def _count(text: str) -> tuple[int, int]:
-    """Return the least and the most replicas of `4` or `2:4`."""
-    match = _COUNT.fullmatch(text)
-    fewest, most = (int(match[1] or match[2]), int(match[2])) if match is not None else (0, 0)
-    if not 1 <= fewest <= most:
-        raise click.UsageError(f"--replicas {text!r} is not a number of processes: write 4, or 2:4 for 2 to 4.")
-    return fewest, most
 
 
 def _on_this_machine(options: LaunchOptions) -> int:

@@ -54,10 +54,19 @@ def spawn(function: Callable[..., object], *, replicas: int, arguments: Mapping[
     if not callable(function):
         raise ConfigError(f"spawn: {function!r} is not a function", hint="pass a function without calling it")
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
-    path, plain = [str(Path(path).absolute()) for path in sys.path], _plain(arguments)
+    plain = dict(arguments or {})
+    try:
+        json.dumps(plain)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"spawn: the arguments are not JSON values: {error}",
+            hint="pass numbers, strings and lists, such as the path of a file",
+        ) from None
+    path = [str(Path(folder).absolute()) for folder in sys.path]
     printed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="anyaccel-spawn-") as folder:  # of this user alone
-        if _is_importable(function, module, name):
+        loaded = None if module is None or module == "__main__" else sys.modules.get(module)
+        if getattr(loaded, "__file__", None) is not None and getattr(loaded, name, None) is function:
             label, call = f"{module}.{name}", [path, module, name, plain]
         else:
             label, file = name, Path(folder, "function.pickle")
@@ -71,12 +80,6 @@ def spawn(function: Callable[..., object], *, replicas: int, arguments: Mapping[
             + "".join(printed[-_LINES_KEPT:]).rstrip(),
             hint="call the function in this process to debug it",
         )
-
-
-def _is_importable(function: Callable[..., object], module: Any, name: str) -> bool:
-    """Whether another process finds the function in a file."""
-    loaded = None if module == "__main__" else sys.modules.get(module)
-    return getattr(loaded, "__file__", None) is not None and getattr(loaded, name, None) is function
 
 
 def _pickled(function: Callable[..., object], name: str) -> bytes:
@@ -114,15 +117,3 @@ def _pickled(function: Callable[..., object], name: str) -> bytes:
         f"spawn: {name!r} cannot be copied into another process: {what}{type(problem).__name__}: {problem}",
         hint="create open files, loops, locks and the like inside the function",
     )
-
-
-def _plain(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    plain = dict(arguments or {})
-    try:
-        json.dumps(plain)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"spawn: the arguments are not JSON values: {error}",
-            hint="pass numbers, strings and lists, such as the path of a file",
-        ) from None
-    return plain

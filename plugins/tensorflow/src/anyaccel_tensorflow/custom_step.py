@@ -238,7 +238,24 @@ class StepOptimizer:
         if limit is not None:
             factor = self._optimizer.clip_factor(limit, [self._optimizer.gradient_stats(gradients)[0]])
         for node, arrays in gradients.items():
-            self._update(node, arrays, factor)
+            held, row = self._nodes[node], self._nodes[node].step - self._nodes[node].first
+            inside = tf.minimum(row, ROWS - 1)  # beyond, the rate is unknown
+            scalars = {
+                label: tf.where(row < ROWS, tf.gather(table, inside), tf.constant(np.nan, table.dtype))
+                for label, table in held.tables.items()
+            }
+            parameters = {label: read(held.parameters[label]) for label in held.parameters}
+            slots = {label: {slot: read(v) for slot, v in own.items()} for label, own in held.slots.items()}
+            coefficients = self._optimizer.with_value(self._group, {node: scalars}, None)
+            after, kept = self._optimizer.update(
+                self._group, {node: parameters}, {node: slots}, {node: arrays}, coefficients, factor
+            )
+            for label, value in after[node].items():
+                write(held.parameters[label], value)
+            for label, own in kept[node].items():
+                for slot, value in own.items():
+                    write(held.slots[label][slot], value)
+            held.step.assign_add(1)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         """Update variables like `apply_gradients`, with separate gradients and variables."""
@@ -247,23 +264,3 @@ class StepOptimizer:
     @property
     def _names(self) -> str:
         return ", ".join(self._nodes)
-
-    def _update(self, node: str, gradients: Mapping[str, Any], factor: Any) -> None:
-        held, row = self._nodes[node], self._nodes[node].step - self._nodes[node].first
-        inside = tf.minimum(row, ROWS - 1)  # beyond, the rate is unknown
-        scalars = {
-            name: tf.where(row < ROWS, tf.gather(table, inside), tf.constant(np.nan, table.dtype))
-            for name, table in held.tables.items()
-        }
-        parameters = {name: read(held.parameters[name]) for name in held.parameters}
-        slots = {name: {slot: read(v) for slot, v in own.items()} for name, own in held.slots.items()}
-        coefficients = self._optimizer.with_value(self._group, {node: scalars}, None)
-        after, kept = self._optimizer.update(
-            self._group, {node: parameters}, {node: slots}, {node: gradients}, coefficients, factor
-        )
-        for name, value in after[node].items():
-            write(held.parameters[name], value)
-        for name, own in kept[node].items():
-            for slot, value in own.items():
-                write(held.slots[name][slot], value)
-        held.step.assign_add(1)

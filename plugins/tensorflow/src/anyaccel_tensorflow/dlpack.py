@@ -53,16 +53,6 @@ def from_foreign(foreign: Any) -> tf.Tensor:
         BufferError, RuntimeError, TypeError, ValueError, AttributeError: from its owner, or from TensorFlow.
     """
     capsule = foreign.__dlpack__()
-    memory = _read(capsule)
-    if memory.device == _HOST_DEVICE and not _is_usable(memory):
-        return _copy(memory)
-    try:
-        return tf.experimental.dlpack.from_dlpack(capsule)
-    except tf.errors.OpError as error:
-        raise ValueError(str(error)) from error
-
-
-def _read(capsule: Any) -> _Memory:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     tensor = ctypes.cast(get(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
@@ -70,7 +60,25 @@ def _read(capsule: Any) -> _Memory:
     dense = tuple(math.prod(shape[i + 1 :]) for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else dense
     kind = _KINDS.get(tensor.code, "?") if tensor.lanes == 1 else "?"
-    return _Memory((tensor.data or 0) + tensor.byte_offset, tensor.device_type, kind, tensor.bits // 8, shape, strides)
+    memory = _Memory(
+        (tensor.data or 0) + tensor.byte_offset, tensor.device_type, kind, tensor.bits // 8, shape, strides
+    )
+    if memory.device == _HOST_DEVICE and not _is_usable(memory):
+        if memory.kind == "?" or memory.size == 0:
+            raise BufferError("TensorFlow does not have its dtype")
+        dtype = np.dtype("u2" if memory.kind == "bf" else f"{memory.kind}{memory.size}")
+        low = sum(min((extent - 1) * stride, 0) for extent, stride in zip(memory.shape, memory.strides, strict=True))
+        high = sum(max((extent - 1) * stride, 0) for extent, stride in zip(memory.shape, memory.strides, strict=True))
+        items = ctypes.c_char * ((high - low + 1) * memory.size)
+        raw = np.frombuffer(memoryview(items.from_address(memory.address + low * memory.size)), dtype)
+        byte_strides = tuple(stride * memory.size for stride in memory.strides)
+        view = np.lib.stride_tricks.as_strided(raw[-low:], memory.shape, byte_strides)
+        copy = view.view(tf.bfloat16.as_numpy_dtype) if memory.kind == "bf" else view
+        return copy_to_cpu(copy)
+    try:
+        return tf.experimental.dlpack.from_dlpack(capsule)
+    except tf.errors.OpError as error:
+        raise ValueError(str(error)) from error
 
 
 def _is_usable(memory: _Memory) -> bool:
@@ -80,18 +88,3 @@ def _is_usable(memory: _Memory) -> bool:
     for extent, stride in zip(reversed(memory.shape), reversed(memory.strides), strict=True):
         dense, step = dense and stride in (step, *([stride] if extent == 1 else [])), step * extent
     return dense and memory.address % _ALIGNMENT == 0
-
-
-def _copy(memory: _Memory) -> tf.Tensor:
-    """Return a copy made by NumPy; bfloat16, which NumPy does not support, is copied as two bytes."""
-    if memory.kind == "?" or memory.size == 0:
-        raise BufferError("TensorFlow does not have its dtype")
-    dtype = np.dtype("u2" if memory.kind == "bf" else f"{memory.kind}{memory.size}")
-    low = sum(min((extent - 1) * stride, 0) for extent, stride in zip(memory.shape, memory.strides, strict=True))
-    high = sum(max((extent - 1) * stride, 0) for extent, stride in zip(memory.shape, memory.strides, strict=True))
-    items = ctypes.c_char * ((high - low + 1) * memory.size)
-    raw = np.frombuffer(memoryview(items.from_address(memory.address + low * memory.size)), dtype)
-    byte_strides = tuple(stride * memory.size for stride in memory.strides)
-    view = np.lib.stride_tricks.as_strided(raw[-low:], memory.shape, byte_strides)
-    copy = view.view(tf.bfloat16.as_numpy_dtype) if memory.kind == "bf" else view
-    return copy_to_cpu(copy)

@@ -31,7 +31,39 @@ def translate_errors(subject: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        translated = _translated(error, subject)
+        message = first_line(error)
+        translated: AnyaccelError | None = None
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            translated = out_of_memory(subject, message)
+        elif isinstance(error, tf.errors.InvalidArgumentError) and "device specification" in message:
+            translated = DeviceUnavailableError(
+                f"{subject}: TensorFlow has no such device",
+                available=message.rpartition("All available devices")[2].strip(" []."),
+                hint="run `anyaccel devices` to list the available devices, and the reasons for missing ones",
+            )
+        elif isinstance(error, tf.errors.InvalidArgumentError) and "conflicting devices" in message:
+            # Names the node, the line, its tensors, and the devices that TensorFlow's message has.
+            from anyaccel.adapter.mixed_tensors import mixed_tensors  # where nothing goes wrong, it is not needed
+
+            mixed = mixed_tensors(error, _eager_device, ("tensorflow", "keras"))
+            match = _CONFLICT.search(message)
+            what = message
+            if match is not None:
+                expected, actual = (":".join(map(str, parse_device_name(name))).lower() for name in match.group(3, 4))
+                what = f"{match[1]} computes on {expected}, but its input #{match[2]} is on {actual}"
+            who = f"node {mixed.node!r} in {subject}" if mixed.node else subject
+            translated = DeviceMismatchError(
+                f"{who} computes with tensors on several devices: {what}{mixed}",
+                hint="create tensors on the device of the inputs, for example in `with tf.device(x.device):`, store "
+                "constants in variables of the model, or move them first: anyaccel.move(tensor, device)",
+            )
+        elif isinstance(error, tf.errors.InvalidArgumentError) and "Gradients for grouped convolutions" in message:
+            translated = PhaseError(
+                f"{subject}: TensorFlow has no gradients of grouped convolutions on a CPU without oneDNN, nor in "
+                "float64",
+                hint="train in float32 with TF_ENABLE_ONEDNN_OPTS=1, use DepthwiseConv2D(kernel_size) if Conv2D has "
+                'one group per channel, freeze the node, or train with KERAS_BACKEND="jax" or "torch"',
+            )
         if translated is None:
             raise
         raise translated from error
@@ -48,40 +80,3 @@ def _eager_device(value: Any) -> str | None:
 
     name = getattr(value, "device", "") if isinstance(value, (tf.Tensor, tf.Variable)) else ""
     return ":".join(map(str, parse_device_name(name))).lower() if name else None
-
-
-def _translated(error: Exception, subject: str) -> AnyaccelError | None:
-    import tensorflow as tf
-
-    message = first_line(error)
-    if isinstance(error, tf.errors.ResourceExhaustedError):
-        return out_of_memory(subject, message)
-    if isinstance(error, tf.errors.InvalidArgumentError) and "device specification" in message:
-        return DeviceUnavailableError(
-            f"{subject}: TensorFlow has no such device",
-            available=message.rpartition("All available devices")[2].strip(" []."),
-            hint="run `anyaccel devices` to list the available devices, and the reasons for missing ones",
-        )
-    if isinstance(error, tf.errors.InvalidArgumentError) and "conflicting devices" in message:
-        # Names the node, the line, its tensors, and the devices that TensorFlow's message has.
-        from anyaccel.adapter.mixed_tensors import mixed_tensors  # where nothing goes wrong, it is not needed
-
-        mixed = mixed_tensors(error, _eager_device, ("tensorflow", "keras"))
-        match = _CONFLICT.search(message)
-        what = message
-        if match is not None:
-            expected, actual = (":".join(map(str, parse_device_name(name))).lower() for name in match.group(3, 4))
-            what = f"{match[1]} computes on {expected}, but its input #{match[2]} is on {actual}"
-        who = f"node {mixed.node!r} in {subject}" if mixed.node else subject
-        return DeviceMismatchError(
-            f"{who} computes with tensors on several devices: {what}{mixed}",
-            hint="create tensors on the device of the inputs, for example in `with tf.device(x.device):`, store "
-            "constants in variables of the model, or move them first: anyaccel.move(tensor, device)",
-        )
-    if isinstance(error, tf.errors.InvalidArgumentError) and "Gradients for grouped convolutions" in message:
-        return PhaseError(
-            f"{subject}: TensorFlow has no gradients of grouped convolutions on a CPU without oneDNN, nor in float64",
-            hint="train in float32 with TF_ENABLE_ONEDNN_OPTS=1, use DepthwiseConv2D(kernel_size) if Conv2D has one "
-            'group per channel, freeze the node, or train with KERAS_BACKEND="jax" or "torch"',
-        )
-    return None

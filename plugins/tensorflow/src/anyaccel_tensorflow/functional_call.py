@@ -109,24 +109,17 @@ class StatelessCall(FunctionalCall):
             current = [scope.get_current_value(parameter) for parameter in self.variables.parameters.values()]
             outputs = outputs_of(call_model(self.model, inputs, train, layout), layout)
             if train:
-                self._refuse_assignments(scope, current)
+                for (name, parameter), value in zip(self.variables.parameters.items(), current, strict=True):
+                    if scope.get_current_value(parameter) is not value:
+                        raise PhaseError(
+                            f"a {type(self.model).__name__} cannot be trained: its call assigns to the trained "
+                            f"variable {name}",
+                            hint="make that weight trainable=False, or train the model with Keras's own loop and "
+                            "freeze its node",
+                        )
             added = list(self.model.losses) if train else []
             after = {name: scope.get_current_value(buffer) for name, buffer in self._lasting.items()}
         return (_with_added_losses(outputs, added) if added else outputs), ({**buffers, **after} if train else None)
-
-    def _refuse_assignments(self, scope: Any, values: Sequence[Any]) -> None:
-        """Refuse a call that assigned to a parameter: gradients would not belong to its new value.
-
-        Raises:
-            PhaseError: it did.
-        """
-        for (name, parameter), value in zip(self.variables.parameters.items(), values, strict=True):
-            if scope.get_current_value(parameter) is not value:
-                raise PhaseError(
-                    f"a {type(self.model).__name__} cannot be trained: its call assigns to the trained variable {name}",
-                    hint="make that weight trainable=False, or train the model with Keras's own loop and freeze its "
-                    "node",
-                )
 
 
 class AssigningCall(FunctionalCall):
@@ -217,7 +210,13 @@ def call_model(model: Any, inputs: Sequence[Any], train: bool, layout: CallLayou
         if train:
             keras().refuse_masks(model, result)
         return result
-    call = _python_call(model)
+    method: Any = type(model).__call__
+    if not isinstance(method, tf.types.experimental.PolymorphicFunction):
+        call = method
+    elif tf.executing_eagerly():
+        call = method.python_function
+    else:
+        call = tf.autograph.to_graph(method.python_function)
     mode = {name: train for name in inspect.signature(call).parameters if name in _MODES}
     arguments, named = layout.bind(inputs, _move_axis)
     with functions_inlined():
@@ -253,18 +252,6 @@ def outputs_of(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Any, ...]:
 def _move_axis(tensor: Any, source: int, to: int) -> Any:
     order = [axis for axis in range(len(tensor.shape)) if axis != source]
     return tf.transpose(tensor, [*order[:to], source, *order[to:]])
-
-
-def _python_call(model: Any) -> Callable[..., Any]:
-    """Return the Python function that a call of a module runs; while tracing, with control flow rewritten by
-    autograph.
-    """
-    method: Any = type(model).__call__
-    if not isinstance(method, tf.types.experimental.PolymorphicFunction):
-        return method  # type: ignore[no-any-return]
-    if tf.executing_eagerly():
-        return method.python_function  # type: ignore[no-any-return]
-    return tf.autograph.to_graph(method.python_function)  # type: ignore[no-any-return]
 
 
 def _with_added_losses(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]:

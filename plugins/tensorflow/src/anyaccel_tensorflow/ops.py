@@ -515,17 +515,15 @@ class TensorFlowProfiler(ProfilesSteps):
                 yield tf.profiler.experimental.Trace
             finally:
                 tf.profiler.experimental.stop()
-                _write(Path(folder), path, nodes)
-
-
-def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
-    content = next(folder.rglob("*.xplane.pb")).read_bytes()
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(content)
-    labels = {scope_name(name): name for name in nodes}
-    events = [event for number, plane in enumerate(space.planes, start=1) for event in _events(plane, number)]
-    with_nodes(events, xla_programs(content), labels)
-    write_trace(path, events)
+                content = next(Path(folder).rglob("*.xplane.pb")).read_bytes()
+                space = xplane_pb2.XSpace()
+                space.ParseFromString(content)
+                labels = {scope_name(name): name for name in nodes}
+                events = [
+                    event for number, plane in enumerate(space.planes, start=1) for event in _events(plane, number)
+                ]
+                with_nodes(events, xla_programs(content), labels)
+                write_trace(path, events)
 
 
 def _events(plane: Any, process: int) -> Iterator[dict[str, Any]]:

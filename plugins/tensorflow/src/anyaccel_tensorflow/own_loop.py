@@ -22,9 +22,9 @@ from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, DataError, OutOfMemoryError, StateError
 from anyaccel.user_level import user_level
 from anyaccel_distributed.own_loop import Loop, LoopLoader, OwnLoops, Share
+from anyaccel_distributed.own_loop.loader import Window
 from anyaccel_distributed.own_loop.loop import OF_MODELS
 from anyaccel_distributed.own_loop.processes import is_out_of_memory
-from anyaccel_distributed.own_loop.window import Window
 from anyaccel_tensorflow.object_location import is_optimizer
 from anyaccel_tensorflow.shape_inference import batch_coupling
 from anyaccel_tensorflow.variables import keras, model_variables, named_parts, parts, read, tf_variable, write
@@ -93,15 +93,6 @@ class TensorFlowLoop(Loop):
         self._memory_error: OutOfMemoryError | None = None  # of another process, within a traced step
         self._is_begun = False
         super().__init__(*args, **settings)
-        self._check_settings()
-        if self.num_processes > 1 and tf.compat.v1.random.get_seed(0)[0] == _NO_SEED:
-            tf.random.set_seed(_NO_SEED)  # models, and the order of data sets, must be equal in all processes
-        self._is_begun = True
-
-    def _accumulation_changed(self) -> None:
-        self._is_plain = self.num_processes == 1 and self.accumulation_steps == 1
-
-    def _check_settings(self) -> None:
         if self.precision == "fp16-mixed":
             raise ConfigError(
                 "Loop: precision='fp16-mixed' scales the loss, but in Keras a LossScaleOptimizer does that",
@@ -133,6 +124,12 @@ class TensorFlowLoop(Loop):
                 hint="write sync_batchnorm=False for statistics of the rows of each process (moving "
                 "averages stay equal), or use keras.layers.GroupNormalization or LayerNormalization",
             )
+        if self.num_processes > 1 and tf.compat.v1.random.get_seed(0)[0] == _NO_SEED:
+            tf.random.set_seed(_NO_SEED)  # models, and the order of data sets, must be equal in all processes
+        self._is_begun = True
+
+    def _accumulation_changed(self) -> None:
+        self._is_plain = self.num_processes == 1 and self.accumulation_steps == 1
 
     def _seed_framework(self, seed: int) -> None:
         if not self._is_begun:  # later, it would change the order of new data sets in one process only
@@ -193,7 +190,16 @@ class TensorFlowLoop(Loop):
                     hint="write Loop(sync_batchnorm=False) for statistics of each process",
                 )
         if self.precision == "bf16-mixed":
-            self._undo += _compute_in_bfloat16(model)
+            layers = [part for part in parts(model) if keras().is_layer(part)]
+            if not layers:
+                raise ConfigError(
+                    f"Loop: precision='bf16-mixed' is for Keras layers, but {type(model).__name__} has none",
+                    hint="leave precision out, and cast in the model: tf.cast(x, tf.bfloat16)",
+                )
+            changed = [layer for layer in layers if layer.dtype_policy.name == "float32"]
+            for layer in changed:
+                layer.dtype_policy = "mixed_bfloat16"
+            self._undo += [partial(setattr, layer, "dtype_policy", "float32") for layer in changed]
         model = self.accelerator.place(model)
         _prepared[id(model)] = model
         self._models.append(_Model(model, frozen, norm if self.num_processes > 1 else ""))
@@ -373,7 +379,13 @@ class TensorFlowLoop(Loop):
                 self._begin(share)
         flat = tf.nest.flatten(variables)
         keys = [id(tf_variable(variable)) for variable in flat]
-        self._check_variables(flat, keys)
+        for variable, key in zip(flat, keys, strict=True):
+            if key not in self._positions:
+                raise ConfigError(
+                    f"loop.gradient() was given {getattr(variable, 'path', variable.name)!r}, which is not a "
+                    "variable of a prepared and trained model",
+                    hint="prepare all trained models, and use the result of prepare(): model = loop.prepare(model)",
+                )
         if count is None and loss.shape.rank != 0:
             raise DataError(
                 f"loop.gradient() received a loss of shape {loss.shape}, which is not a mean over rows",
@@ -428,15 +440,6 @@ class TensorFlowLoop(Loop):
             )
         return self._traced
 
-    def _check_variables(self, variables: Sequence[Any], keys: Sequence[int]) -> None:
-        for variable, key in zip(variables, keys, strict=True):
-            if key not in self._positions:
-                raise ConfigError(
-                    f"loop.gradient() was given {getattr(variable, 'path', variable.name)!r}, which is not a "
-                    "variable of a prepared and trained model",
-                    hint="prepare all trained models, and use the result of prepare(): model = loop.prepare(model)",
-                )
-
     def _rows_of(self, share: Share | None) -> float:
         """Return the number of rows of this process in a batch; NaN if unknown."""
         return math.nan if share is None or share.rows is None or share.total is None else float(share.rows)
@@ -484,7 +487,18 @@ class TensorFlowLoop(Loop):
             for i, mean in zip(places, tf.split(means, sizes), strict=True):
                 results[i] = tf.cast(tf.reshape(mean, variables[i].shape), variables[i].dtype)
         if is_closing:
-            self._average_statistics(site, rows)
+            # Replace moving averages of layers by their means over processes, so that all have the same
+            for i, model in enumerate(self._models):
+                if not model.norm or model.keys.isdisjoint(site.keys):
+                    continue
+                held = [tf_variable(variable) for variable in model.statistics]
+                flat = tf.concat([tf.reshape(tf.cast(variable, tf.float32), [-1]) for variable in held], 0)
+                weight = tf.where(tf.math.is_nan(rows), 1.0, rows)
+                message = tf.concat([tf.math.multiply_no_nan(flat, weight), weight[None]], 0)
+                message = self._sum_of_all(message, (site.place, "statistics", i), 0.0)
+                means = tf.split(message[:-1] / message[-1], [math.prod(variable.shape) for variable in held])
+                for variable, mean in zip(held, means, strict=True):
+                    variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
         return results
 
     def _sum_of_all(self, message: Any, call: Any, loss: Any) -> Any:
@@ -492,43 +506,25 @@ class TensorFlowLoop(Loop):
             return message
         group, device = self._processes.group, self._models[0].device
         if self._processes.is_trying:
-            message = self._when_all_have_memory(message, loss)
+            if tf.executing_eagerly():
+                self._processes.check_memory()
+            else:
+
+                def check(last: Any, _: Any) -> Any:
+                    try:
+                        self._processes.check_memory()
+                    except OutOfMemoryError as error:  # of another process; the graph would lose its kind
+                        self._memory_error = error
+                        raise
+                    return last
+
+                with tf.device("/CPU:0"):  # computed after the message, and before it is sent
+                    last = tf.numpy_function(check, [message[-1:], loss], message.dtype)
+                message = tf.concat([message[:-1], tf.ensure_shape(last, (1,))], 0)
         with tf.device(device):
             if tf.executing_eagerly():
                 return group.attempt("average the gradients", partial(group.sum_of_all, message, call, device))
             return group.sum_of_all(message, call, device)
-
-    def _when_all_have_memory(self, message: Any, loss: Any) -> Any:
-        """Return a message, ready to be sent once all processes have had memory for theirs, and for the loss."""
-        if tf.executing_eagerly():
-            self._processes.check_memory()
-            return message
-
-        def check(last: Any, _: Any) -> Any:
-            try:
-                self._processes.check_memory()
-            except OutOfMemoryError as error:  # of another process; the graph would lose its kind
-                self._memory_error = error
-                raise
-            return last
-
-        with tf.device("/CPU:0"):  # computed after the message, and before it is sent
-            last = tf.numpy_function(check, [message[-1:], loss], message.dtype)
-        return tf.concat([message[:-1], tf.ensure_shape(last, (1,))], 0)
-
-    def _average_statistics(self, site: _Site, rows: Any) -> None:
-        """Replace moving averages of layers by their means over processes, so that all have the same."""
-        for i, model in enumerate(self._models):
-            if not model.norm or model.keys.isdisjoint(site.keys):
-                continue
-            held = [tf_variable(variable) for variable in model.statistics]
-            flat = tf.concat([tf.reshape(tf.cast(variable, tf.float32), [-1]) for variable in held], 0)
-            weight = tf.where(tf.math.is_nan(rows), 1.0, rows)
-            message = tf.concat([tf.math.multiply_no_nan(flat, weight), weight[None]], 0)
-            message = self._sum_of_all(message, (site.place, "statistics", i), 0.0)
-            means = tf.split(message[:-1] / message[-1], [math.prod(variable.shape) for variable in held])
-            for variable, mean in zip(held, means, strict=True):
-                variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _apply(self, own: _PreparedOptimizer, grads: Any, trainable_variables: Any = None) -> None:
@@ -676,7 +672,20 @@ class TensorFlowLoop(Loop):
                     hint="prepare the same objects as in the run that wrote the checkpoint, in the same order",
                 )
         for saved, model in zip(state["models"], self._models, strict=True):
-            _check_fits(saved, model.variables)
+            variables = model.variables
+            hint = "create the same model as in the run that wrote the checkpoint"
+            for label in dict.fromkeys([*variables, *saved]):
+                if label not in saved or label not in variables:
+                    where = "this loop's" if label in variables else "the checkpoint's"
+                    raise StateError(
+                        f"the checkpoint belongs to another model: {label!r} is only in {where} model", hint=hint
+                    )
+                ours, theirs = list(variables[label].shape), list(saved[label].shape)
+                if ours != theirs:
+                    raise StateError(
+                        f"the checkpoint belongs to another model: {label!r} has shape {theirs} there, but {ours} here",
+                        hint=hint,
+                    )
         for saved, prepared in zip(state["optimizers"], self._optimizers, strict=True):
             prepared.check_state(saved)
         for saved, model in zip(state["models"], self._models, strict=True):
@@ -1024,11 +1033,8 @@ class DatasetLoader(LoopLoader):
         first = next(batches, self.END)
         if first is self.END:
             return iter(())
-        self._first = _digest_of(first)
-        self._check_first()
-        return itertools.chain([first], batches)
-
-    def _check_first(self) -> None:
+        arrays = [np.asarray(leaf) for leaf in tf.nest.flatten(first, expand_composites=True)]
+        self._first = _digest([array.reshape(-1)[:: max(1, array.size // _DIGESTED)] for array in arrays])
         expected, self._expected = self._expected, None
         if expected is not None and expected != self._first:
             raise StateError(
@@ -1038,6 +1044,7 @@ class DatasetLoader(LoopLoader):
             )
         if self.processes.size > 1:
             self._check_alike(self._first)
+        return itertools.chain([first], batches)
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
         return batches  # `_batches` has checked the first
@@ -1085,34 +1092,6 @@ def _check_preparable(candidate: Any) -> None:
         )
 
 
-def _compute_in_bfloat16(model: Any) -> list[Callable[[], object]]:
-    """Let layers compute in bfloat16, and return functions that undo it."""
-    layers = [part for part in parts(model) if keras().is_layer(part)]
-    if not layers:
-        raise ConfigError(
-            f"Loop: precision='bf16-mixed' is for Keras layers, but {type(model).__name__} has none",
-            hint="leave precision out, and cast in the model: tf.cast(x, tf.bfloat16)",
-        )
-    changed = [layer for layer in layers if layer.dtype_policy.name == "float32"]
-    for layer in changed:
-        layer.dtype_policy = "mixed_bfloat16"
-    return [partial(setattr, layer, "dtype_policy", "float32") for layer in changed]
-
-
-def _check_fits(saved: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
-    hint = "create the same model as in the run that wrote the checkpoint"
-    for name in dict.fromkeys([*variables, *saved]):
-        if name not in saved or name not in variables:
-            where = "this loop's" if name in variables else "the checkpoint's"
-            raise StateError(f"the checkpoint belongs to another model: {name!r} is only in {where} model", hint=hint)
-        ours, theirs = list(variables[name].shape), list(saved[name].shape)
-        if ours != theirs:
-            raise StateError(
-                f"the checkpoint belongs to another model: {name!r} has shape {theirs} there, but {ours} here",
-                hint=hint,
-            )
-
-
 def _no_rows() -> ConfigError:
     return ConfigError(
         "loop.gradient() does not know the number of rows in the mean of the loss",
@@ -1136,12 +1115,6 @@ def _divided(gradient: Any, count: Any) -> Any:
         values = tf.math.divide_no_nan(gradient.values, tf.cast(count, gradient.dtype))
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return tf.math.divide_no_nan(gradient, tf.cast(count, gradient.dtype))
-
-
-def _digest_of(batch: Any) -> str:
-    """Return a digest of some elements of each tensor of a batch."""
-    arrays = [np.asarray(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True)]
-    return _digest([array.reshape(-1)[:: max(1, array.size // _DIGESTED)] for array in arrays])
 
 
 def _digest(arrays: Sequence[np.ndarray]) -> str:

@@ -187,7 +187,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         try:
             return call()
         except tf.errors.OpError as error:
-            others = self._blamed(error, self._met_for or what)
+            named = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
+            ranks = [rank for rank in range(self.size) if rank != self.rank]
+            if "timed out" in str(error):
+                ranks = self._waiting.absent(self._met_for or what) or ranks
+            elif named:
+                ranks = [int(named[1])]
+            *first, last = map(str, ranks)
+            others = f"replicas {', '.join(first)} and {last}" if first else f"replica {last}"
             if self._met_for and isinstance(error, tf.errors.DeadlineExceededError):
                 raise FrameworkError(
                     f"replica {self.rank} of {self.size} tried to {self._met_for}, but {others} did not within "
@@ -199,17 +206,6 @@ class TensorFlowReplicaGroup(ReplicaGroup):
                 cause="errors of the other replicas, above or in their logs",
                 hint="another replica has ended or does not answer; start all replicas again with their launcher",
             ) from error
-
-    def _blamed(self, error: Exception, what: str) -> str:
-        """Return the replicas that an error is about: those missing at a timeout, here or where gRPC has it from."""
-        named = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
-        ranks = [rank for rank in range(self.size) if rank != self.rank]
-        if "timed out" in str(error):
-            ranks = self._waiting.absent(what) or ranks
-        elif named:
-            ranks = [int(named[1])]
-        *first, last = map(str, ranks)
-        return f"replicas {', '.join(first)} and {last}" if first else f"replica {last}"
 
 
 def _positions(tensors: Iterable[Any]) -> list[tuple[str, list[int]]]:
@@ -391,37 +387,32 @@ def addresses_of_all(rank: int, size: int, host: str, port: int, seconds: float)
     """
     deadline = time.monotonic() + seconds
     if rank == 0:
-        return _collected(f"{host}:{_free_port()}", size, port, deadline)
+        found, connections = {0: f"{host}:{_free_port()}"}, list[socket.socket]()
+        with socket.create_server(("", port), backlog=size) as server:
+            try:
+                while len(found) < size:
+                    server.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
+                    connection, _ = server.accept()
+                    connections.append(connection)
+                    connection.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
+                    other, address = _line(connection)
+                    if other in found or not 0 < other < size:
+                        raise OSError(f"two processes claim to be replica {other} of {size}")
+                    found[other] = address
+                every = [found[other] for other in range(size)]
+                for connection in connections:
+                    connection.sendall(json.dumps(every).encode() + b"\n")
+            except TimeoutError:
+                missing = ", ".join(str(other) for other in range(size) if other not in found)
+                raise OSError(f"replica {missing} of {size} did not arrive") from None
+            finally:
+                for connection in connections:
+                    connection.close()
+        return every
     with _connected(host, port, deadline) as connection:
         own = f"{_bracketed(connection.getsockname()[0])}:{_free_port()}"
         connection.sendall(json.dumps([rank, own]).encode() + b"\n")
         return [str(address) for address in _line(connection)]
-
-
-def _collected(own: str, size: int, port: int, deadline: float) -> list[str]:
-    """Return the addresses that the first process receives, and send them to all."""
-    found, connections = {0: own}, list[socket.socket]()
-    with socket.create_server(("", port), backlog=size) as server:
-        try:
-            while len(found) < size:
-                server.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
-                connection, _ = server.accept()
-                connections.append(connection)
-                connection.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
-                rank, address = _line(connection)
-                if rank in found or not 0 < rank < size:
-                    raise OSError(f"two processes claim to be replica {rank} of {size}")
-                found[rank] = address
-            every = [found[rank] for rank in range(size)]
-            for connection in connections:
-                connection.sendall(json.dumps(every).encode() + b"\n")
-        except TimeoutError:
-            missing = ", ".join(str(rank) for rank in range(size) if rank not in found)
-            raise OSError(f"replica {missing} of {size} did not arrive") from None
-        finally:
-            for connection in connections:
-                connection.close()
-    return every
 
 
 def _connected(host: str, port: int, deadline: float) -> socket.socket:

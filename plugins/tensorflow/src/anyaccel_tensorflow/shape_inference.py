@@ -150,7 +150,9 @@ def _trace(
 ) -> tuple[Any, ...]:
     """Return the outputs for a batch of this size: symbolic ones, unless their shapes depend on values."""
     call = functional_call(model)
-    parameters, buffers = ({name: _shape_of(v) for name, v in named.items()} for named in call.variables)
+    parameters, buffers = (
+        {name: tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for name, v in named.items()} for named in call.variables
+    )
     specs = [tf.TensorSpec([batch, *spec.shape], spec.dtype) for spec in inputs]
     key = key_of(0) if train else None
     function = compiled(lambda p, b, x: call(p, b, x, train, key, layout)[0])
@@ -159,10 +161,6 @@ def _trace(
         return outputs
     values = ({name: variables.read(v) for name, v in named.items()} for named in call.variables)
     return tuple(function(*values, [_zeros(spec, batch) for spec in inputs]))
-
-
-def _shape_of(variable: Any) -> tf.TensorSpec:
-    return tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype))
 
 
 # -- traits ----------------------------------------------------------------------------------------------------------

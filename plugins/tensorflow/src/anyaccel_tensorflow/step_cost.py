@@ -4,7 +4,7 @@ computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -42,7 +42,28 @@ class TensorFlowStepCosts(StepCosts):
         def call(op: Operation, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             if op.model is None:
                 return tuple(concatenate_vjp(ops, op, inputs).outputs)
-            kept[op.label], outputs = _kept(ops, dataflow, op, inputs)
+            keywords = (dataflow.training_calls if op.trainable else dataflow.calls)[op.label]
+            wanted = [name in dataflow.layout.needs_cotangent for name in op.inputs]
+            with tf.init_scope():
+                specs = {name: (value.shape, value.dtype) for name, value in ops.parameters(op.model).items()}
+            graph: Any = tf.compat.v1.get_default_graph()
+            parameters = {name: tf.compat.v1.placeholder(dtype, shape) for name, (shape, dtype) in specs.items()}
+            stopped = tuple(tf.stop_gradient(x) for x in inputs)
+            sources = [*parameters.values(), *(x for x, want in zip(stopped, wanted, strict=True) if want)]
+            sources = [source for source in sources if is_differentiable(source)]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(sources)
+                results, _ = ops.apply(
+                    op.model, parameters, _buffers(ops, op), stopped, op.trainable, ops.key(0), **keywords
+                )
+            targets = [x for x in results if is_differentiable(x)]
+            before = set(graph.get_operations())
+            tape.gradient(targets, sources, [tf.ones_like(x) for x in targets])
+            after = [operation for operation in graph.get_operations() if operation not in before]
+            read = [x for operation in after for x in operation.inputs if x.op in before]
+            constants = {x.ref() for x in stopped}
+            made = {x.ref(): x for tensor in [*results, *read] for x in _computed(tensor, constants)}
+            kept[op.label], outputs = sum(_size(x) for x in made.values()), results
             return outputs
 
         def run(*inputs: Any) -> None:
@@ -64,39 +85,9 @@ class _UnmovedOps(TensorFlowOps):
         return array
 
 
-def _kept(
-    ops: TensorFlowOps, dataflow: SegmentDataflow, op: Operation, inputs: tuple[Any, ...]
-) -> tuple[int, tuple[Any, ...]]:
-    """Return bytes that an operation with a model keeps, and its outputs."""
-    keywords = (dataflow.training_calls if op.trainable else dataflow.calls)[op.label]
-    wanted = [name in dataflow.layout.needs_cotangent for name in op.inputs]
-    with tf.init_scope():
-        specs = {name: (value.shape, value.dtype) for name, value in ops.parameters(op.model).items()}
-    graph: Any = tf.compat.v1.get_default_graph()
-    parameters = {name: tf.compat.v1.placeholder(dtype, shape) for name, (shape, dtype) in specs.items()}
-    stopped = tuple(tf.stop_gradient(x) for x in inputs)
-    sources = [*parameters.values(), *(x for x, want in zip(stopped, wanted, strict=True) if want)]
-    sources = [source for source in sources if is_differentiable(source)]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(sources)
-        outputs, _ = ops.apply(op.model, parameters, _buffers(ops, op), stopped, op.trainable, ops.key(0), **keywords)
-    targets = [x for x in outputs if is_differentiable(x)]
-    before = set(graph.get_operations())
-    tape.gradient(targets, sources, [tf.ones_like(x) for x in targets])
-    after = [operation for operation in graph.get_operations() if operation not in before]
-    read = [x for operation in after for x in operation.inputs if x.op in before]
-    return _nbytes([*outputs, *read], {x.ref() for x in stopped}), outputs
-
-
 def _buffers(ops: TensorFlowOps, op: Operation) -> Mapping[str, Any]:
     with tf.init_scope():
         return ops.buffers(op.model)
-
-
-def _nbytes(tensors: Iterable[Any], stopped: set[Any]) -> int:
-    """Return the bytes of tensors, once per memory, without the given ones."""
-    made = {x.ref(): x for tensor in tensors for x in _computed(tensor, stopped)}
-    return sum(_size(x) for x in made.values())
 
 
 def _computed(tensor: Any, stopped: set[Any]) -> Iterator[Any]:

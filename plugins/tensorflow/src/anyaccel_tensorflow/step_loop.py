@@ -114,7 +114,18 @@ def _run_steps(body: StepFunction, state: Any, rest: Any, table: Any, numbers: A
         return i + 1, tf.nest.flatten(after), results.write(tf.cast(i, tf.int32), tf.cast(result, tf.float64))
 
     def run_block(first: Any, arrays: Any, results: Any) -> Any:
-        block = _gather_block(rest, start + first * batch_size, block_size, body.batch_size)
+        begin = start + first * batch_size
+
+        def rows(column: Any, order: Any) -> Any:
+            places = tf.minimum(
+                begin + tf.range(block_size * body.batch_size, dtype=tf.int64), tf.shape(order, tf.int64)[0] - 1
+            )
+            return tf.reshape(
+                tf.gather(column, tf.gather(order, places)), (block_size, body.batch_size, *column.shape[1:])
+            )
+
+        columns = tuple(rows(*pair) for pair in zip(rest["columns"], rest["orders"], strict=True))
+        block = {**rest, "columns": columns, "orders": (None,) * len(columns)}
         last = tf.minimum(first + block_size, count)
         step_of_block = partial(step, block, first)
         return tf.while_loop(lambda i, *_: i < last, step_of_block, (first, arrays, results), parallel_iterations=1)
@@ -126,26 +137,13 @@ def _run_steps(body: StepFunction, state: Any, rest: Any, table: Any, numbers: A
     return unflatten(tf.nest.pack_sequence_as(state, arrays)), tf.cast(results.stack(), dtypes[0]), numbers + advance
 
 
-def _gather_block(rest: Any, begin: Any, n_steps: int, batch_size: int) -> Any:
-    """Return `rest` with the rows of the next steps, [steps, batch, ...] of each column, instead of columns and
-    orders.
-    """
-
-    def rows(column: Any, order: Any) -> Any:
-        places = tf.minimum(begin + tf.range(n_steps * batch_size, dtype=tf.int64), tf.shape(order, tf.int64)[0] - 1)
-        return tf.reshape(tf.gather(column, tf.gather(order, places)), (n_steps, batch_size, *column.shape[1:]))
-
-    columns = tuple(rows(*pair) for pair in zip(rest["columns"], rest["orders"], strict=True))
-    return {**rest, "columns": columns, "orders": (None,) * len(columns)}
+def _steps_per_block(batch_size: int, columns: Any) -> int:
+    row_bytes: int = sum(math.prod(column.shape[1:]) * column.dtype.size for column in columns)
+    return steps_gathered_at_once(batch_size * row_bytes)
 
 
 def _rows_of_step(block: Any, i: Any) -> Any:
     return {**block, "columns": tuple(tf.gather(column, i) for column in block["columns"])}
-
-
-def _steps_per_block(batch_size: int, columns: Any) -> int:
-    row_bytes: int = sum(math.prod(column.shape[1:]) * column.dtype.size for column in columns)
-    return steps_gathered_at_once(batch_size * row_bytes)
 
 
 # -- Random floats inside XLA, equal to those of TensorFlow's own kernels ----------------------------------------------
@@ -168,11 +166,10 @@ def has_unequal_draws(graph: Any) -> bool:
     """Whether a traced function draws numbers that XLA would draw otherwise, such as truncated normals."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    return any(_is_draw(node.op) and not any(mark in node.op for mark in _INTEGER_DRAWS) for node in nodes)
-
-
-def _is_draw(op: str) -> bool:
-    return any(mark in op for mark in _MARKS)
+    return any(
+        any(mark in node.op for mark in _MARKS) and not any(mark in node.op for mark in _INTEGER_DRAWS)
+        for node in nodes
+    )
 
 
 @contextmanager
@@ -213,15 +210,11 @@ def uniform(shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float3
         return tf.bitcast(fraction | tf.constant(1023 << 52, tf.uint64), tf.float64) - 1.0
     bits = kernels.stateless_random_uniform_full_int_v2(shape, key, counter, alg, tf.uint32)
     if dtype == tf.float32:
-        return _unit_float(bits)
+        pattern = (bits & tf.constant(2**23 - 1, tf.uint32)) | tf.constant(127 << 23, tf.uint32)
+        return tf.bitcast(pattern, tf.float32) - 1.0
     width, bias = _HALF_DTYPES[dtype]
     pattern = (bits & tf.constant(2**width - 1, tf.uint32)) | tf.constant(bias << width, tf.uint32)
     return tf.bitcast(tf.cast(pattern, tf.uint16), dtype) - tf.constant(1, dtype)
-
-
-def _unit_float(bits: Any) -> Any:
-    pattern = (bits & tf.constant(2**23 - 1, tf.uint32)) | tf.constant(127 << 23, tf.uint32)
-    return tf.bitcast(pattern, tf.float32) - 1.0
 
 
 def normal(shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None) -> Any:

@@ -151,7 +151,13 @@ class _Observer:
                 name = operation.decode() if isinstance(operation, bytes) else operation
                 number, role = _plan(name)
                 if number is None:
-                    self._function(name, inputs, result)
+                    inside = inside_function(name)
+                    for gap in inside.unseen:
+                        _seen_to_miss[gap] = None
+                    if self._has_several():
+                        names = {str(tensor.device) for tensor in _tensors((inputs, result))}
+                        if len({self._device_of(name) for name in names | set(inside.devices)}) > 1:
+                            _seen_to_miss[f"copies between the devices of the compiled function {inside.name!r}"] = None
                 else:
                     self._operation(name, role, inputs, result)
                 return result
@@ -179,15 +185,12 @@ class _Observer:
                 if self._has_several():
                     self._given(tensor, name, inputs, result)
             elif isinstance(tensor, (np.ndarray, list, tuple)):
-                self._given_values(tensor, name, inputs, result)
-
-    def _given_values(self, values: Any, name: str, inputs: Sequence[Any], result: Any) -> None:
-        """Report a NumPy array, or a sequence of tensors, arrays and lists, that an operation takes."""
-        for value in (values,) if isinstance(values, np.ndarray) else values:
-            if type(value) is not _TENSOR:
-                self._converted(value, values, name, inputs, result)
-            elif self._has_several():
-                self._given(value, name, inputs, result)
+                # Report a NumPy array, or a sequence of tensors, arrays and lists, that an operation takes
+                for value in (tensor,) if isinstance(tensor, np.ndarray) else tensor:
+                    if type(value) is not _TENSOR:
+                        self._converted(value, tensor, name, inputs, result)
+                    elif self._has_several():
+                        self._given(value, name, inputs, result)
 
     def _has_several(self) -> bool:
         """Whether there are several devices, between which tensors could be copied; TensorFlow has started."""
@@ -236,15 +239,6 @@ class _Observer:
             if tensor.dtype == tf.resource:
                 return str(tensor.device)
         return context.context().device_name or str(tf.config.list_logical_devices()[0].name)
-
-    def _function(self, name: str, inputs: Sequence[Any], result: Any) -> None:
-        inside = inside_function(name)
-        for gap in inside.unseen:
-            _seen_to_miss[gap] = None
-        if self._has_several():
-            names = {str(tensor.device) for tensor in _tensors((inputs, result))}
-            if len({self._device_of(name) for name in names | set(inside.devices)}) > 1:
-                _seen_to_miss[f"copies between the devices of the compiled function {inside.name!r}"] = None
 
     def _waited(self, device: str, name: str) -> None:
         source = self._device_of(device)

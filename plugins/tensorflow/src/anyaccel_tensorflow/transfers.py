@@ -84,11 +84,29 @@ def relocate(obj: Any, name: str) -> Any:
     held += optimizer.variables if is_optimizer(optimizer) else []
     if all(is_on(tf_variable(variable), name) for variable in held):
         return obj
-    _refuse_what_cannot_follow(obj)
+    for part in variables.parts(obj):
+        if isinstance(part, tf.random.Generator):
+            raise MoveError(
+                f"{type(obj).__name__} has a tf.random.Generator, which cannot be moved",
+                hint="create the model inside anyaccel.scope(device, 'tensorflow')",
+            )
+        for label, function in variables.functions(part):
+            if function.experimental_get_tracing_count():
+                raise MoveError(
+                    f"{type(part).__name__} cannot be moved: its tf.function {label!r} was traced with the "
+                    "current variables and would continue to use them",
+                    cause="TensorFlow cannot move a variable, so a moved model gets new ones",
+                    hint="place the model before it is called for the first time, or create it inside "
+                    "anyaccel.scope(device, 'tensorflow')",
+                )
     swaps = _replace(held, name)
     for part in variables.parts(obj):
         _swap_attributes(part, swaps)
-    _forget_compiled(obj)
+    # Let Keras compile `fit`, `evaluate` and `predict` again: the compiled functions use the old variables
+    for part in variables.parts(obj):
+        for label in variables.COMPILED_ATTRIBUTES:
+            if keras().is_layer(part) and getattr(part, label, None) is not None:
+                setattr(part, label, None)
     return obj
 
 
@@ -112,27 +130,19 @@ def _replace(held: Iterable[Any], name: str) -> Swaps:
     swaps = {}
     for variable, copy in pairs:
         if keras().is_keras_variable(variable):
-            _refill(variable, copy)
+            # Let a Keras variable hold another tf.Variable
+            before, variable._value = variable.value, copy  # noqa: SLF001
+            if hasattr(before, "_unique_id"):  # by which optimizers know the variables that they were built for
+                copy._unique_id = before._unique_id  # noqa: SLF001
+            if variable.value is not copy:
+                raise MoveError(
+                    f"variable {variable.path} cannot be moved: this version of Keras stores its values in another way",
+                    hint="build the model inside anyaccel.scope(device, 'tensorflow'), and report this to the "
+                    "authors of anyaccel-tensorflow",
+                )
         else:
             swaps[id(variable)] = (variable, copy)
     return swaps
-
-
-def _refill(variable: Any, copy: tf.Variable) -> None:
-    """Let a Keras variable hold another tf.Variable.
-
-    Neither TensorFlow nor Keras can move a variable. Everybody who shares a Keras variable (layers, optimizers, the
-    user) asks it for its `value`, so that the tf.Variable inside can be replaced; Keras has no public way to do so.
-    """
-    before, variable._value = variable.value, copy  # noqa: SLF001
-    if hasattr(before, "_unique_id"):  # by which optimizers know the variables that they were built for
-        copy._unique_id = before._unique_id  # noqa: SLF001
-    if variable.value is not copy:
-        raise MoveError(
-            f"variable {variable.path} cannot be moved: this version of Keras stores its values in another way",
-            hint="build the model inside anyaccel.scope(device, 'tensorflow'), and report this to the authors of "
-            "anyaccel-tensorflow",
-        )
 
 
 def _swap_attributes(part: Any, swaps: Swaps) -> None:
@@ -161,29 +171,3 @@ def _swapped(value: Any, swaps: Swaps) -> Any:
             return value
         return value._make(items) if hasattr(value, "_make") else items if isinstance(value, list) else tuple(items)
     return value
-
-
-def _refuse_what_cannot_follow(obj: Any) -> None:
-    for part in variables.parts(obj):
-        if isinstance(part, tf.random.Generator):
-            raise MoveError(
-                f"{type(obj).__name__} has a tf.random.Generator, which cannot be moved",
-                hint="create the model inside anyaccel.scope(device, 'tensorflow')",
-            )
-        for name, function in variables.functions(part):
-            if function.experimental_get_tracing_count():
-                raise MoveError(
-                    f"{type(part).__name__} cannot be moved: its tf.function {name!r} was traced with the "
-                    "current variables and would continue to use them",
-                    cause="TensorFlow cannot move a variable, so a moved model gets new ones",
-                    hint="place the model before it is called for the first time, or create it inside "
-                    "anyaccel.scope(device, 'tensorflow')",
-                )
-
-
-def _forget_compiled(obj: Any) -> None:
-    """Let Keras compile `fit`, `evaluate` and `predict` again: the compiled functions use the old variables."""
-    for part in variables.parts(obj):
-        for name in variables.COMPILED_ATTRIBUTES:
-            if keras().is_layer(part) and getattr(part, name, None) is not None:
-                setattr(part, name, None)

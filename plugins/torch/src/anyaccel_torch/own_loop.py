@@ -39,9 +39,8 @@ from anyaccel.errors import ConfigError, DataError, StateError
 from anyaccel.rng import key
 from anyaccel.user_level import user_level
 from anyaccel_distributed.own_loop import Loop, LoopLoader, OwnLoops, Share
-from anyaccel_distributed.own_loop.loader import bounds, digest
+from anyaccel_distributed.own_loop.loader import Window, bounds, digest
 from anyaccel_distributed.own_loop.processes import LoopProcesses
-from anyaccel_distributed.own_loop.window import Window
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.module_traits import batch_coupling
 from anyaccel_torch.program import Roots, has_sparse_gradients

@@ -22,6 +22,42 @@ from anyaccel.registry import registry
 from anyaccel_distributed.own_loop.processes import LoopProcesses, Order
 
 
+class Window:
+    """The batches of one update, which `Loop(accumulate=...)` collects.
+
+    Attributes:
+        n_batches: Number of batches that have begun.
+        is_closing: Whether the last batch of the update has begun.
+    """
+
+    def __init__(self) -> None:
+        self.n_batches, self.is_closing = 0, False
+        self._share: Share | None = None
+
+    def is_current(self, share: Share | None, *, within: bool) -> bool:
+        """Return whether a batch is the one that began last.
+
+        Args:
+            share: `Share` of the batch; None if it comes from no prepared loader.
+            within: Whether the call is made within `accumulate`.
+        """
+        return self.n_batches > 0 and (share is self._share if share is not None else within)
+
+    def will_close(self, share: Share | None, steps: int) -> bool:
+        """Return whether a batch that has not begun is the last of an update of `steps` batches."""
+        number = 1 if self.is_closing else self.n_batches + 1
+        return number >= steps or (share is not None and share.is_last)
+
+    def begin(self, share: Share | None, steps: int) -> None:
+        """Begin a batch."""
+        closes = self.will_close(share, steps)
+        self.n_batches = 1 if self.is_closing else self.n_batches + 1
+        self.is_closing, self._share = closes, share
+
+
+# -- loaders -----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)  # not frozen: one is made for each batch, which takes several times as long then
 class Share:
     """The rows of a batch that one process has.
@@ -216,14 +252,32 @@ class LoopLoader(DeviceLoader):
                 yield batch
                 del batch  # it must not outlive the next
                 if is_shared:
-                    self._note_shared(number, share)
+                    # Note the rows of a batch that the loop has computed
+                    self._totals = (self._totals * 1_000_003 + (share.total or 0)) % 2**61
+                    lacks_rows = share.rows == 0 or (share.total or self.processes.size) < self.processes.size
+                    if lacks_rows and share.total and self._stand_in_rows and not self._iterations.is_weighed(share):
+                        raise DataError(
+                            f"a process has none of the {share.total} rows of batch {number} of {self.loader!r}, but "
+                            "received one of another process, and its results have not been removed",
+                            cause="your own counts and sums would include it twice",
+                            hint="gather the results, each row once: loop.gather(model(x) for x, y in loader)",
+                        )
                 self._iterations.next(self)
             if not has_gone_on:  # the checkpoint was written after the last batch
                 go_on(True)
             if is_stream:
                 self._check_together(self.given, None)
             if is_shared and not self._knows_rows:
-                self._check_totals()
+                # Check at the end of an epoch that all processes had batches of the same numbers of rows
+                every = self.processes.gather_plain(self._marks_of_epoch(), "at the end of a loop over a loader")
+                rank = next((rank for rank, other in enumerate(every) if other != every[0]), None)
+                if rank is not None:
+                    raise DataError(
+                        f"the batches of {self.loader!r} in process {rank} had other rows or shapes in this epoch "
+                        "than in process 0",
+                        cause="the rows of this epoch were not trained once each",
+                        hint="return the same batches in every process; each process takes its rows",
+                    )
             if self.share is not None and not self.share.is_last and _length(self.loader) is not None:
                 raise DataError(
                     f"{self.loader!r} returned {self.given} batches, but its length is {len(self)}",
@@ -233,22 +287,6 @@ class LoopLoader(DeviceLoader):
         finally:
             batches.close()
             self._iterations.end(self)
-
-    def _note_shared(self, number: int, share: Share) -> None:
-        """Note the rows of a batch that the loop has computed.
-
-        Raises:
-            DataError: This process had none of them, and the loop has not removed those that stood in.
-        """
-        self._totals = (self._totals * 1_000_003 + (share.total or 0)) % 2**61
-        lacks_rows = share.rows == 0 or (share.total or self.processes.size) < self.processes.size
-        if lacks_rows and share.total and self._stand_in_rows and not self._iterations.is_weighed(share):
-            raise DataError(
-                f"a process has none of the {share.total} rows of batch {number} of {self.loader!r}, but "
-                "received one of another process, and its results have not been removed",
-                cause="your own counts and sums would include it twice",
-                hint="gather the results, each row once: loop.gather(model(x) for x, y in loader)",
-            )
 
     def _open(self) -> tuple[Iterator[Any], Any]:
         with self._order.drawing():
@@ -316,22 +354,6 @@ class LoopLoader(DeviceLoader):
         """Return numbers that identify the batches of the epoch, the same in all processes."""
         return [self.given, self._totals]
 
-    def _check_totals(self) -> None:
-        """Check at the end of an epoch that all processes had batches of the same numbers of rows.
-
-        Raises:
-            DataError: They had not.
-        """
-        every = self.processes.gather_plain(self._marks_of_epoch(), "at the end of a loop over a loader")
-        rank = next((rank for rank, other in enumerate(every) if other != every[0]), None)
-        if rank is not None:
-            raise DataError(
-                f"the batches of {self.loader!r} in process {rank} had other rows or shapes in this epoch than in "
-                "process 0",
-                cause="the rows of this epoch were not trained once each",
-                hint="return the same batches in every process; each process takes its rows",
-            )
-
     def _shared(self) -> Iterator[tuple[Any, Share]]:
         """Yield the rows of this process of each batch, with their `Share`."""
         processes = self.processes
@@ -371,28 +393,21 @@ class LoopLoader(DeviceLoader):
             group = following
 
     def _cut(self, batch: Any, *, is_last: bool, number: int) -> tuple[Any, Share]:
-        n_rows = self._rows_of(batch)
+        n_rows = rows_of(batch)
         if self.processes.size == 1:
             return batch, Share(n_rows, n_rows, is_last, number)
         if n_rows is None:
-            raise self._without_rows()
+            raise DataError(
+                f"the rows of a batch of {self.loader!r} cannot be split over processes: nothing in it has rows",
+                hint="leave the loader out of prepare(), and read separate batches in each process",
+            )
         first, after = bounds(n_rows, self.processes.rank, self.processes.size)
         rows = slice(first, after) if after > first else slice(0, self._stand_in_rows)
         return self._take_rows(batch, rows, n_rows), Share(after - first, n_rows, is_last, number)
 
-    def _rows_of(self, batch: Any) -> int | None:
-        """Return the number of rows of a batch; None if nothing in it has rows."""
-        return rows_of(batch)
-
     def _take_rows(self, batch: Any, rows: slice, n_rows: int) -> Any:
         """Return some of the `n_rows` rows of a batch."""
         return take_rows(batch, rows, n_rows)
-
-    def _without_rows(self) -> DataError:
-        return DataError(
-            f"the rows of a batch of {self.loader!r} cannot be split over processes: nothing in it has rows",
-            hint="leave the loader out of prepare(), and read separate batches in each process",
-        )
 
     def _moved(self, batch: Any) -> Any:
         contents, share = batch

@@ -323,7 +323,16 @@ class Loop(AttributeHints):
         self.num_processes, self.process_index = group.size, group.rank
         local = None if place is None else place.local_rank
         self.local_process_index = self.process_index if local is None else local
-        self.accelerator = self._own_accelerator(accelerator, place)
+        is_auto = isinstance(accelerator, str) and accelerator == AUTO
+        wanted = Accelerator(best_common_device([self.framework])) if is_auto else Accelerator.of(accelerator)
+        if place is not None and wanted.is_request:
+            there = wanted.requested_devices([self.framework])
+            wanted = wanted.at(requested_of_process(wanted, there, place))
+        elif place is not None and (is_auto or ":" not in wanted.spec):
+            own = devices_of_process("Loop", wanted.device.kind, place, [self.framework], None)
+            wanted = wanted.at(own[0]) if own else wanted
+        self.accelerator = wanted.on_one_device(self.framework)
+        self.accelerator.check(self.framework)
         self.device: Any = self.accelerator.device
         self.step = self.epoch = 0
         self._iterations = Iterations(self._steps_done, self._step_begins)
@@ -432,19 +441,6 @@ class Loop(AttributeHints):
         """Return the group of all processes of a launcher, joined."""
         join(self.framework)
         return registry().find(self.framework).required(Replicate).replica_group(place.rank, place.size)
-
-    def _own_accelerator(self, requested: Any, place: Launched | None) -> Accelerator:
-        is_auto = isinstance(requested, str) and requested == AUTO
-        wanted = Accelerator(best_common_device([self.framework])) if is_auto else Accelerator.of(requested)
-        if place is not None and wanted.is_request:
-            there = wanted.requested_devices([self.framework])
-            wanted = wanted.at(requested_of_process(wanted, there, place))
-        elif place is not None and (is_auto or ":" not in wanted.spec):
-            own = devices_of_process("Loop", wanted.device.kind, place, [self.framework], None)
-            wanted = wanted.at(own[0]) if own else wanted
-        accelerator = wanted.on_one_device(self.framework)
-        accelerator.check(self.framework)
-        return accelerator
 
     @property
     def accumulation_steps(self) -> int:
