@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,19 @@ def test_files_of_text(hint: Any, tmp_path: Path) -> None:
         aa.FeatureSet.from_csv("data", file, ["a"])
     assert aa.FeatureSet.from_pandas("data", pandas.read_csv(file, sep=";"), ["a"]).array("a").tolist() == [1, 3]
     assert aa.FeatureSet.from_csv("data", file, ["a"], delimiter=";").array("a").tolist() == [1, 3]
+
+
+def test_patterns_of_files(hint: Any, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 2.0]})
+    for part in ("a", "b"):
+        frame.to_csv(tmp_path / f"{part}.csv", index=False)
+        frame.to_parquet(tmp_path / f"{part}.parquet")
+    for suffix, read in (("csv", pandas.read_csv), ("parquet", pandas.read_parquet)):
+        pattern = str(tmp_path / f"*.{suffix}")
+        with hint("join the files of a pattern: pandas.concat(map(pandas.{}, glob.glob({})))"):
+            aa.fit(aa.SequentialMLP(1), pattern, target="y", loss="mse")
+        assert len(pandas.concat(map(read, glob.glob(pattern)))) == 6  # noqa: PTH207  # what the hint says
 
 
 def test_what_is_no_mapping_of_columns(hint: Any, tmp_path: Path) -> None:

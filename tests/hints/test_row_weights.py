@@ -47,9 +47,20 @@ def test_sample_weights(hint: Any) -> None:
         fit(sample_weight=WEIGHTS, validation={**TABLE})
     both = {**TABLE, "COLUMN": WEIGHTS}
     assert fit(both, sample_weight="COLUMN", validation={**both})
+    batches = [{"x": X, "y": X[:, :1], "w": WEIGHTS.astype("float32"), "kind": (KIND == "b").astype("int64")}]
+    with hint(
+        "write it in the loss: AppliedLoss('mse', sample_weight='data.w') with IterableSource('data', ..., "
+        "tags=['w']), or Loss('cross_entropy', class_weights=[1.0, 2.0])"
+    ):
+        aa.fit(Dense(1), batches, loss="mse", target="y", features="x", sample_weight="w")
+    source = aa.IterableSource("data", batches, features=["x"], target=["y"], tags=["w"])
+    once: dict[str, Any] = {"epochs": 1, "progress": "none"}
+    assert aa.fit(Dense(1), source, loss=aa.AppliedLoss("mse", sample_weight="data.w"), **once).results.loss.size
+    classes = aa.Loss("cross_entropy", class_weights=[1.0, 2.0])
+    assert aa.fit(Dense(2), batches, loss=classes, target="kind", features="x", **once).results.loss.size
     with hint("leave {}= out"):
-        aa.fit(Dense(1), [{"x": X, "y": X[:, :1]}], loss="mse", target="y", features="x", sample_weight="w")
-    assert aa.fit(Dense(1), [{"x": X, "y": X[:, :1]}], loss="mse", target="y", features="x", progress="none")
+        aa.fit(Dense(1), batches, loss="mse", target="y", features="x", group="w")
+    assert aa.fit(Dense(1), batches, loss="mse", target="y", features="x", **once)
 
 
 def test_groups_and_strata(hint: Any) -> None:

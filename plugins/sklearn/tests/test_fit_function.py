@@ -147,3 +147,21 @@ def test_batches_are_not_scaled():
     batches = [{"a": A[i : i + 20, None], "value": (A - B)[i : i + 20, None]} for i in (0, 20, 40)]
     with pytest.raises(PhaseError, match="a source of batches is not scaled"):
         fit(batches, features="a", scaler=Standard())
+
+
+def test_class_weights_weigh_the_smoothed_loss_of_a_row_or_the_classes_it_is_smoothed_over():
+    weights, index = np.array([1.0, 5.0]), (KIND == "small").astype("int64")
+    smooth = {"label_smoothing": 0.2}
+    still = {"optimizer": aa.Optimizer("sgd", lr=1e-12), "epochs": 1, "batch_size": 60}
+    data = {"a": A, "b": B, "kind": index}
+    net = classifier()
+    rows = fit(data, net, target="kind", loss=aa.Loss("cross_entropy", **smooth), class_weights=weights, **still)
+    logits = rows.predict(data, outputs=True)
+    logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    shares = np.eye(2)[index] * 0.8 + 0.1
+    of_rows = weights[index] * -(shares * logs).sum(axis=1)
+    np.testing.assert_allclose(rows.results.loss[0], of_rows.sum() / weights[index].sum(), rtol=1e-5)
+    loss = aa.Loss("cross_entropy", class_weights=weights.tolist(), **smooth)
+    of_classes = -(weights * shares * logs).sum(axis=1)
+    losses = fit(data, net, target="kind", loss=loss, **still).results.loss
+    np.testing.assert_allclose(losses[0], of_classes.sum() / weights[index].sum(), rtol=1e-5)

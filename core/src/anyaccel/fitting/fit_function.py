@@ -453,8 +453,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
             `"robust"`. Fitted on the training rows, saved with the model, applied in predictions.
         class_weights: Weight of each class: `"balanced"` (as in scikit-learn), a mapping by class with 1 for classes
             left out, or a list in the order of the classes. The loss is sum(weight * loss) / sum(weight), in training
-            and in `val_loss`; `evaluate` and `score` count each row once. This and the next three settings need
-            anyaccel-sklearn.
+            and in `val_loss`; `evaluate` and `score` count each row once. With `label_smoothing`, the smoothed loss of
+            a row has the weight of its class, as in Keras; `Loss("cross_entropy", class_weights=...)` also weights the
+            classes that it is smoothed over, as torch does. This and the next three settings need anyaccel-sklearn.
         sample_weight: Column with the weight of each row, which is then not a feature, or an array. The loss is the
             mean described for `class_weights`; if you pass both, they are multiplied.
         group: Columns whose equal values stay on the same side of the validation split; not features.
@@ -557,7 +558,11 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         if isinstance(features, Mapping):
             _refuse_row_settings(of_rows, "features by the arguments of the model")
         if not (is_set or is_table(data)):
-            _refuse_row_settings(of_rows, "data that are read in batches")
+            weighted = (
+                "write it in the loss: AppliedLoss('mse', sample_weight='data.w') with IterableSource('data', ..., "
+                "tags=['w']), or Loss('cross_entropy', class_weights=[1.0, 2.0])"
+            )
+            _refuse_row_settings(of_rows, "data that are read in batches", weighted)
         set_of_rows = {name: value for name, value in of_rows.items() if value is not None}
         if set_of_rows:
             rows = load(SETTINGS, f"fit.{next(iter(set_of_rows))}")(**set_of_rows)

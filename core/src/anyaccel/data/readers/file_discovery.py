@@ -81,6 +81,10 @@ def check_there(label: str, path: str | os.PathLike[str]) -> None:
     problem = f"there is no file {str(path)!r} for {label!r}"
     if "://" in str(path):
         raise MissingFileError(problem, hint="download it, and pass the path of the file")
+    if any(sign in str(path) for sign in "*?["):
+        read = "read_parquet" if wanted.suffix == ".parquet" else "read_csv"
+        hint = f"join the files of a pattern: pandas.concat(map(pandas.{read}, glob.glob({str(path)!r})))"
+        raise MissingFileError(problem, hint=hint)
     if not wanted.parent.is_dir():
         problem += f", and no folder {str(wanted.parent)!r}"
         raise MissingFileError(problem, hint=f"use an absolute path; relative paths start at {str(Path.cwd())!r}")
