@@ -405,9 +405,19 @@ def with_precision(node: Node, assignment: Assignment, request: Request) -> Assi
 
 
 def segment_precision(
-    labels: Iterable[str], assigned: Mapping[str, Assignment], nodes: Mapping[str, Node], loss_scale: LossScale | None
+    labels: Iterable[str], assigned: Mapping[str, Assignment], nodes: Mapping[str, Node], request: Request
 ) -> SegmentPrecision | None:
-    """Return the precisions of the operations of a segment for a backend; None if all equal those of their models."""
+    """Return the precisions of the operations of a segment for a backend; None if all equal those of their models.
+
+    Args:
+        labels: Labels of the nodes of the segment.
+        assigned: Assignments of all nodes: in a training, one that is computed in float16 scales all losses.
+        nodes: The nodes by label.
+        request: The request, with the loss scale.
+
+    Raises:
+        CapabilityError: a framework of the graph cannot scale losses, and all gradients belong to scaled losses.
+    """
     precisions, recomputed = [], []
     for label in labels:
         assignment = assigned[label]
@@ -415,24 +425,11 @@ def segment_precision(
             precisions.append((label, NodePrecision(assignment.precision)))
         if assignment.recomputed:
             recomputed.append((label, str(getattr(nodes[label], "remat", ""))))
-    if not (precisions or recomputed or loss_scale):
-        return None
-    return SegmentPrecision(tuple(precisions), tuple(recomputed), loss_scale)
-
-
-def loss_scale_of(assigned: Mapping[str, Assignment], request: Request) -> LossScale | None:
-    """Return the loss scale of a training if one of its nodes is computed in float16; otherwise None.
-
-    Raises:
-        CapabilityError: a framework of the graph cannot scale losses, and all gradients belong to scaled losses.
-    """
-    scaled = ""  # the first node that needs it
-    for label, assignment in assigned.items():
+    scaled = ""  # the first node that needs a loss scale
+    for label, assignment in assigned.items() if request.training else ():
         if not scaled and assignment.precision and NodePrecision(assignment.precision).scales_losses:
             scaled = label
-    if not scaled:
-        return None
-    for assignment in assigned.values():
+    for assignment in assigned.values() if scaled else ():
         computes = assignment.backend.capability(ComputesPrecision)
         if computes is None or "fp16-mixed" not in computes.precisions:
             raise CapabilityError(
@@ -440,7 +437,9 @@ def loss_scale_of(assigned: Mapping[str, Assignment], request: Request) -> LossS
                 f"the plugin of {assignment.framework}, which computes node {assignment.node!r}, cannot scale them",
                 hint="write precision='bf16-mixed', which needs no loss scale",
             )
-    return request.loss_scale
+    if not (precisions or recomputed or scaled):
+        return None
+    return SegmentPrecision(tuple(precisions), tuple(recomputed), request.loss_scale if scaled else None)
 
 
 def matmul_precisions(

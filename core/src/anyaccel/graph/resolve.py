@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from types import FunctionType, MethodType
 from typing import Any, Literal
@@ -24,7 +24,6 @@ from anyaccel.graph.device_assignment import (
     Request,
     Resolution,
     float32_notes,
-    loss_scale_of,
     matmul_precisions,
     segment_precision,
 )
@@ -46,7 +45,6 @@ from anyaccel.graph.shape_inference import (
     values_read,
     with_batch,
 )
-from anyaccel.precision import LossScale
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import (
     LossTerm,
@@ -196,11 +194,10 @@ class _Resolver:
 
         # The segments, and the values that cross between them or between devices.
         self.groups = self._groups(trained)
-        loss_scale = loss_scale_of(self.assigned, request) if request.training else None
         segments, parts, backends, places = [], [], [], set()
         for i, labels in enumerate(self._cut()):
             assignment = self.assigned[labels[0]]
-            segments.append(self._segment(f"{assignment.framework}:{i}", labels, loss_scale))
+            segments.append(self._segment(f"{assignment.framework}:{i}", labels))
             parts.append(Part(segments[i].label, assignment.framework, tuple(labels)))
             backends.append(assignment.backend)
         for assignment in self.assigned.values():
@@ -354,7 +351,7 @@ class _Resolver:
                     )
         return tuple(groups.values())
 
-    def _segment(self, label: str, part: Sequence[str], loss_scale: LossScale | None) -> Segment:
+    def _segment(self, label: str, part: Sequence[str]) -> Segment:
         """Return the segment of some nodes, given in topological order."""
         nodes, shapes = self._nodes, self._shapes
         losses = tuple([term for term in self.terms if term.on in part])
@@ -410,7 +407,7 @@ class _Resolver:
             needs_pullback=tuple(needs_pullback),
             states=states,
             frozen=frozen,
-            precision=segment_precision(part, self.assigned, nodes, loss_scale),
+            precision=segment_precision(part, self.assigned, nodes, self.request),
         )
 
     def _operation(self, label: str) -> Operation:
@@ -1088,20 +1085,19 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
 # -- Input columns: which columns of feature sets a phase loads, in which dtype and shape, and to which device ---------
 
 
+@dataclass(frozen=True, slots=True)
 class ColumnTable:
     """Columns of a phase: one for each combination of form, stream and device that is needed.
 
-    Args:
-        streams: Streams of each feature set's sampler, by label; for other feature sets any stream may be read.
-
     Attributes:
+        streams: Streams of each feature set's sampler, by label; for other feature sets any stream may be read.
         columns: All columns so far, by name.
+        by_form: All columns so far, by what distinguishes them.
     """
 
-    def __init__(self, streams: Mapping[str, Sequence[str]]) -> None:
-        self.columns: dict[str, Column] = {}
-        self._streams = streams
-        self._by_form: dict[tuple[object, ...], Column] = {}
+    streams: Mapping[str, Sequence[str]]
+    columns: dict[str, Column] = field(default_factory=dict)
+    by_form: dict[tuple[object, ...], Column] = field(default_factory=dict)
 
     def want(self, selection: ColumnSelection, spec: TensorSpec, to: Assignment, role: str) -> Column:
         """Return the column of a selection in this form on a node's device; created on first use.
@@ -1110,20 +1106,20 @@ class ColumnTable:
             SamplerError: the sampler of its feature set has no such stream.
         """
         feature_set, names, asked = selection
-        stream, known = asked or "", self._streams.get(feature_set.label)
+        stream, known = asked or "", self.streams.get(feature_set.label)
         if known is not None:
             check_stream(stream, feature_set.label, known)
         if known and stream == known[0]:  # the first
             stream = ""
         key = (feature_set.label, names, stream, to.framework, to.device, spec)
-        if key not in self._by_form:
+        if key not in self.by_form:
             base = name = str(selection._replace(stream=stream or None))
             number = 1
             while name in self.columns:  # of the same columns in another form or place
                 number += 1
                 name = f"{base}#{number}"
             stored = joined_spec(feature_set, names)
-            self.columns[name] = self._by_form[key] = Column(
+            self.columns[name] = self.by_form[key] = Column(
                 name=name,
                 feature_set=feature_set.label,
                 columns=names,
@@ -1139,7 +1135,7 @@ class ColumnTable:
                 joined=joined_changes(feature_set, names),
                 ragged=feature_set.is_ragged(names[0]) and spec.shape[:1] == stored.shape[:1],
             )
-        return self._by_form[key]
+        return self.by_form[key]
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:

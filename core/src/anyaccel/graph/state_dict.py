@@ -90,8 +90,12 @@ class OptimizerStates(MutableMapping[str, NodeState]):
 
     def drop(self, model: Any = None) -> None:
         """Drop the states of models that no node has any more, and that of a model."""
-        living = {id(self._model(label)) for label in self.nodes}
-        self._states = [(other, state) for other, state in self._states if other is not model and id(other) in living]
+        living = set(map(id, map(self._model, self.nodes)))
+        kept = []
+        for other, state in self._states:
+            if other is not model and id(other) in living:
+                kept.append((other, state))
+        self._states = kept
 
 
 def entries(

@@ -64,7 +64,7 @@ def _checkpoint(phase: Any, name: str, checkpoint: Any) -> Checkpoint:
 
 def _loss_scale(phase: Any, name: str, scale: Any) -> LossScale:
     if scale is None or isinstance(scale, LossScale):
-        return scale or LossScale()
+        return scale or Phase.loss_scale
     try:
         return LossScale(scale)
     except SpecError:
