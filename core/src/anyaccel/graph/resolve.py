@@ -368,14 +368,40 @@ class _Resolver:
         outputs: list[str] = []
         computed: set[str] = set()
         states: dict[str, NodeState] = {}
-        for node_label in part:
-            operation = self._operation(node_label)
+        for member in part:
+            node = nodes[member]
+            returned, training = shapes.returned.get(member, ()), shapes.training.get(member, ())
+            added: dict[str, OutputSpec] = {}  # what the model returns once for a batch, where a loss takes it
+            for output in returned:
+                name = f"{member}.{path_name(output.path)}"
+                if output.batch_axis is None and name in self.compared_values:
+                    added[name] = output
+            usual = shapes.outputs[member]
+            extra = shapes.training_only.get(member, ()) if member in self.in_training else ()
+            results: list[OutputSpec | None] = [*with_batch(returned)]
+            in_training = (matched(returned, training) if training else None) or results
+            in_training = [*in_training[: len(usual)], *added.values(), *in_training[len(usual) :][: len(extra)]]
+            results += added.values()
+            operation = Operation(
+                label=member,
+                model=node.model if isinstance(node, ModelNode) else None,
+                inputs=self.inputs[member],
+                outputs=(*usual, *added, *extra),
+                device=self.assigned[member].device,
+                trainable=member in self.in_training,
+                axis=-1 if isinstance(node, ModelNode) else node.axis,
+                arguments=shapes.arguments.get(member, ()),
+                results=() if _in_order(results, returned) else tuple(results),  # type: ignore[arg-type]  # none missing
+                training_results=() if _in_order(in_training, training or returned) else tuple(in_training),
+                training_only=len(extra),
+                modes=node.modes if isinstance(node, ModelNode) else "train",
+            )
             operations.append(operation)
             computed.update(operation.outputs)
             outputs += [name for name in operation.outputs if name in needed]
-            state = self.graph.optimizer_states.get(node_label)
+            state = self.graph.optimizer_states.get(member)
             if state is not None:
-                states[node_label] = state
+                states[member] = state
         inputs: dict[str, tuple[TensorSpec, Device]] = {}  # each arrives on the device of the first that takes it
         needs_pullback: list[str] = []
         takers: list[Operation | LossTerm] = [*operations, *losses]
@@ -408,35 +434,6 @@ class _Resolver:
             states=states,
             frozen=frozen,
             precision=segment_precision(part, self.assigned, nodes, self.request),
-        )
-
-    def _operation(self, label: str) -> Operation:
-        node, shapes = self._nodes[label], self._shapes
-        returned, training = shapes.returned.get(label, ()), shapes.training.get(label, ())
-        added: dict[str, OutputSpec] = {}  # what the model returns once for a batch, where a loss takes it
-        for output in returned:
-            name = f"{label}.{path_name(output.path)}"
-            if output.batch_axis is None and name in self.compared_values:
-                added[name] = output
-        extra = shapes.training_only.get(label, ()) if label in self.in_training else ()
-        usual = shapes.outputs[label]
-        results: list[OutputSpec | None] = [*with_batch(returned)]
-        in_training = (matched(returned, training) if training else None) or results
-        in_training = [*in_training[: len(usual)], *added.values(), *in_training[len(usual) :][: len(extra)]]
-        results += added.values()
-        return Operation(
-            label=label,
-            model=node.model if isinstance(node, ModelNode) else None,
-            inputs=self.inputs[label],
-            outputs=(*usual, *added, *extra),
-            device=self.assigned[label].device,
-            trainable=label in self.in_training,
-            axis=-1 if isinstance(node, ModelNode) else node.axis,
-            arguments=shapes.arguments.get(label, ()),
-            results=() if _in_order(results, returned) else tuple(results),  # type: ignore[arg-type]  # none missing
-            training_results=() if _in_order(in_training, training or returned) else tuple(in_training),
-            training_only=len(extra),
-            modes=node.modes if isinstance(node, ModelNode) else "train",
         )
 
     def _cut(self) -> list[list[str]]:
