@@ -34,7 +34,6 @@ from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
 from anyaccel.graph.shape_inference import (
     Shapes,
     cast,
-    check_not_taken,
     check_training_outputs,
     infer_training,
     is_floating,
@@ -42,7 +41,6 @@ from anyaccel.graph.shape_inference import (
     matched,
     path_name,
     training_only_inputs,
-    values_read,
     with_batch,
 )
 from anyaccel.registry import Registry, registry
@@ -303,13 +301,8 @@ class _Resolver:
             if label not in shapes.training:
                 backend = self.assigned[label].backend
                 shapes.training[label] = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
-            if not shapes.training[label]:
-                continue  # unknown, or the same in both modes
-            extra = len(shapes.training_only.get(label, ()))
-            training = check_training_outputs(label, shapes.returned[label], extra, shapes.training[label])
-            if None in training:
-                taken = values_read(self.request.losses, [shapes.inputs[other] for other in self.assigned])
-                check_not_taken(label, shapes.outputs[label], training, taken)
+            if shapes.training[label]:  # else unknown, or the same in both modes
+                check_training_outputs(label, shapes, self.request.losses, self.assigned)
         return in_training
 
     def _groups(self, trained: Iterable[str]) -> tuple[ParameterGroup, ...]:

@@ -260,7 +260,9 @@ def _infer_node(label: str, nodes: Mapping[str, Node], shapes: Shapes, seed: int
     extra: Sequence[OutputSpec] = ()
     if isinstance(node, ModelNode) and 0 < len(outputs) < len(names_of_outputs or ()):
         training = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
-        extra = named_beyond(node, returned, training)  # what it names beyond the outputs of evaluation
+        in_training = matched(returned, training) or []
+        if len(in_training) == len(names_of_outputs or ()):  # it names more than the outputs of evaluation
+            extra = [output for output in in_training[len(outputs) :] if output is not None]
     every = [*outputs, *extra]
     if every and names_of_outputs is not None and len(names_of_outputs) != len(every):
         raise GraphError(
@@ -466,29 +468,21 @@ def _same_specs(usual: Outputs, training: Sequence[OutputSpec | None]) -> bool:
     return [output.spec for output in usual] == [output and output.spec for output in training]
 
 
-def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list[OutputSpec]:
-    """Return the outputs that a node names, and that its model gives in training only; none if others differ too."""
-    outputs, count = matched(evaluated, training) or [], len(with_batch(evaluated))
-    is_named = node.outputs is not None and len(node.outputs) == len(outputs) > count
-    return [output for output in outputs[count:] if output is not None] if is_named else []
-
-
-def check_training_outputs(
-    label: str, evaluated: Outputs, extra: int, training: Outputs
-) -> Sequence[OutputSpec | None]:
-    """Check that a model returns the expected outputs in training, and return them as `matched` does.
+def check_training_outputs(label: str, shapes: Shapes, losses: Iterable[AppliedLoss], labels: Iterable[str]) -> None:
+    """Check that a model returns the expected outputs in training, with which all that is read exists in both modes.
 
     Args:
         label: Label of its node, which is trained.
-        evaluated: Its outputs in evaluation.
-        extra: Number of its named outputs that exist in training only.
-        training: Its outputs in training.
+        shapes: The shapes of the graph, with the outputs of the model in training.
+        losses: Losses of the phase.
+        labels: Labels of the nodes that take part in it.
 
     Raises:
-        PhaseError: it returns something else.
+        PhaseError: it returns something else, or a loss or another node reads an output that exists in evaluation only.
     """
+    evaluated, training = shapes.returned[label], shapes.training[label]
     usual, trained, outputs = with_batch(evaluated), with_batch(training), matched(evaluated, training)
-    if outputs is not None and len(outputs) == len(usual) + extra:
+    if outputs is not None and len(outputs) == len(usual) + len(shapes.training_only.get(label, ())):
         # a loss that the model computes only in training would be left out of the gradients
         paths = {output.path for output in evaluated}
         for output in training:
@@ -499,7 +493,19 @@ def check_training_outputs(
                     available="a loss that the model returns in both modes: AppliedLoss.from_output(...)",
                     hint="return it in evaluation too, or leave it out in training",
                 )
-        return outputs
+        if None in outputs:
+            read = {name for loss in losses for name in _output_names(loss)}
+            read.update(name for other in labels for name in shapes.inputs[other])
+            in_both = [name for name, spec in zip(shapes.outputs[label], outputs, strict=False) if spec is not None]
+            for name in shapes.outputs[label]:
+                if name in read and name not in in_both:
+                    raise PhaseError(
+                        f"node {label!r}: its model returns {name.removeprefix(label + '.')!r} in evaluation, but not "
+                        "in training",
+                        available=", ".join(in_both),
+                        hint=f"do not use it in losses or other nodes, freeze {label!r}, or return it in training too",
+                    )
+        return
     problem = f"node {label!r}: its model returns {_shown(trained)} in training, but {_shown(usual)} in evaluation"
     if outputs is not None and len(outputs) > len(usual):
         names = [path_name((output or usual[i]).path) for i, output in enumerate(outputs)]
@@ -519,41 +525,9 @@ def check_training_outputs(
     )
 
 
-def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputSpec | None], taken: set[str]) -> None:
-    """Check that no other node and no loss of a training phase reads an output that exists in evaluation only.
-
-    Args:
-        label: Label of its node.
-        names: Names of its outputs in evaluation.
-        training: The same outputs in training, as `matched` returns them.
-        taken: Names of the values that nodes and losses read.
-
-    Raises:
-        PhaseError: one is read.
-    """
-    for name, output in zip(names, training, strict=False):
-        if output is None and name in taken:
-            raise PhaseError(
-                f"node {label!r}: its model returns {name.removeprefix(label + '.')!r} in evaluation, but not in "
-                "training",
-                available=", ".join(name for name, spec in zip(names, training, strict=False) if spec is not None),
-                hint=f"do not use it in losses or other nodes, freeze {label!r}, or return it in training too",
-            )
-
-
 def _shown(outputs: Outputs) -> str:
     specs = ", ".join(str(output.spec) for output in outputs)
     return f"{len(outputs)} output{'s' * (len(outputs) != 1)} ({specs} per sample)"
-
-
-def values_read(losses: Iterable[AppliedLoss], inputs: Iterable[Sequence[str]]) -> set[str]:
-    """Return names of the values that losses and nodes read.
-
-    Args:
-        losses: Losses of a phase.
-        inputs: Names of the inputs of each node.
-    """
-    return {name for loss in losses for name in _output_names(loss)} | {name for names in inputs for name in names}
 
 
 def training_only_inputs(losses: Iterable[AppliedLoss], names: Collection[str]) -> dict[str, tuple[str, ...]]:
