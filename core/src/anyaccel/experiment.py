@@ -299,9 +299,21 @@ class Experiment(AttributeHints):
         """
         check_replaceable(folder, _PART)
         arrays: dict[str, np.ndarray] = {}
+        phases: list[dict[str, Any]] = []
+        for phase in self.phases:  # one without a configuration has the reason
+            config, reason = None, ""
+            if type(phase) is not Phase.kinds[phase.kind]:
+                reason = f"it has a custom class, {type(phase).__name__}"
+            else:
+                try:
+                    config = phase.get_config()
+                except ConfigError as error:
+                    reason = error.problem
+            callbacks = _callback_parts(phase.callbacks)
+            phases.append({"label": phase.label, "config": config, "reason": reason, "callbacks": callbacks})
         part = {
             "label": self.label,
-            "phases": [_phase_parts(phase) for phase in self.phases],
+            "phases": phases,
             "callbacks": _callback_parts(self.callbacks),
             "results": [results_parts(results, arrays, f"{i}/") for i, results in enumerate(self.history)],
         }
@@ -351,12 +363,27 @@ class Experiment(AttributeHints):
             'eval'
         """
         classes = checked_classes(allow)
-        part, arrays = _read(folder)
+        manifest, arrays = saved_folder.read(folder, _PART, _RUN)
+        part, lists = manifest[_PART], ("phases", "callbacks", "results")
+        is_saved = isinstance(part, Mapping) and "label" in part
+        if not is_saved or not all(isinstance(part.get(name), list) for name in lists):
+            raise ConfigError(f"{shown(part)} is not a saved experiment", hint=_HINT)
         objects: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer}
         graph = ModelGraph.load(folder, **objects, allow=classes, names=names, change=change, strict=strict)
         hint = "pass them: load(folder, callbacks=[...]), or callbacks=[] for none"
         if phases is None:
-            phases = [_read_phase(config, classes) for config in part["phases"]]
+            read_phases: list[Any] = []
+            for saved in part["phases"]:
+                if not isinstance(saved, Mapping) or not {"label", "config", "reason", "callbacks"} <= set(saved):
+                    raise ConfigError(f"{shown(saved)} is not a saved phase", hint=_HINT)
+                where, written = f"phase {saved['label']!r}", f"TrainPhase({saved['label']!r}, ...)"
+                of_phases = f"pass the phases: load(folder, phases=[{written}]), or phases=[] for none"
+                if saved["config"] is None:
+                    raise ConfigError(f"{where} was not saved: {saved['reason']}", hint=of_phases)
+                phase = Phase.from_config(saved["config"])
+                phase.callbacks = _read_callbacks(saved["callbacks"], classes, where, of_phases)
+                read_phases.append(phase)
+            phases = read_phases
         if callbacks is None:
             callbacks = _read_callbacks(part["callbacks"], classes, f"experiment {part['label']!r}", hint)
         experiment = cls(part["label"], graph, phases, callbacks=callbacks, progress=progress)
@@ -365,51 +392,11 @@ class Experiment(AttributeHints):
         return experiment
 
 
-def _read(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
-    """Return what `Experiment.save` wrote in addition to the graph: plain data, and the arrays of results."""
-    manifest, arrays = saved_folder.read(folder, _PART, _RUN)
-    part = manifest[_PART]
-    keys = ("phases", "callbacks", "results")
-    if not isinstance(part, Mapping) or "label" not in part or not all(isinstance(part.get(key), list) for key in keys):
-        raise ConfigError(f"{shown(part)} is not a saved experiment", hint="pass the folder that save() wrote")
-    return part, arrays
-
-
 _KNOWN: dict[str, type[Callback]] = {
     "EarlyStopping": EarlyStopping,
     "FrameworkSettings": FrameworkSettings,
 }
 _HINT = "pass the folder that save() wrote"
-
-
-def _phase_parts(phase: Phase) -> dict[str, Any]:
-    """Return a phase with its callbacks as plain data; if it has no configuration, `config` is None, and `reason`
-    explains it.
-    """
-    parts = {"label": phase.label, "config": None, "reason": "", "callbacks": _callback_parts(phase.callbacks)}
-    if type(phase) is not Phase.kinds[phase.kind]:
-        return {**parts, "reason": f"it has a custom class, {type(phase).__name__}"}
-    try:
-        return {**parts, "config": phase.get_config()}
-    except ConfigError as error:
-        return {**parts, "reason": error.problem}
-
-
-def _read_phase(parts: Any, allow: Iterable[type]) -> Any:
-    """Return the phase of `phase_parts`.
-
-    Raises:
-        ConfigError: malformed, or the phase or a callback of it has no configuration.
-    """
-    if not isinstance(parts, Mapping) or not {"label", "config", "reason", "callbacks"} <= set(parts):
-        raise ConfigError(f"{shown(parts)} is not a saved phase", hint=_HINT)
-    where = f"phase {parts['label']!r}"
-    hint = f"pass the phases: load(folder, phases=[TrainPhase({parts['label']!r}, ...)]), or phases=[] for none"
-    if parts["config"] is None:
-        raise ConfigError(f"{where} was not saved: {parts['reason']}", hint=hint)
-    phase = Phase.from_config(parts["config"])
-    phase.callbacks = _read_callbacks(parts["callbacks"], allow, where, hint)
-    return phase
 
 
 def _callback_parts(callbacks: Iterable[Callback]) -> list[dict[str, Any]]:
@@ -441,23 +428,23 @@ def _read_callbacks(entries: Any, allow: Iterable[type], where: str, hint: str) 
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError(f"{where}: {shown(entries)} are not saved callbacks", hint=_HINT)
     classes: dict[str, type] = {**{class_name(cls): cls for cls in allow}, **_KNOWN}
-    return tuple(_read_callback(entry.get("class"), entry.get("config"), classes, where, hint) for entry in entries)
-
-
-def _read_callback(name: Any, config: Any, known: Mapping[str, type], where: str, hint: str) -> Callback:
-    if config is None:
-        problem = f"{where}: the callback {name} was not saved: it has no get_config()"
-        raise ConfigError(problem, hint=hint)
-    cls: type[Any] | None = known.get(str(name)) or load(SAVED, f"callback.{name}")
-    if cls is None or not issubclass(cls, Callback):
-        raise ConfigError(
-            f"{where}: the callback {name} has an unknown class; nothing was imported",
-            available=", ".join(known),
-            hint=f"if you trust it, import it and pass allow=[{str(name).rpartition(':')[2]}]",
-        )
-    try:
-        callback: Callback = cls(**config)
-        return callback
-    except TypeError as error:
-        problem = f"{where}: the callback {name} does not accept its configuration: {getattr(error, 'problem', error)}"
-        raise ConfigError(problem, hint="return the arguments of the class from get_config()") from error
+    callbacks: list[Callback] = []
+    for entry in entries:
+        name, config = entry.get("class"), entry.get("config")
+        if config is None:
+            problem = f"{where}: the callback {name} was not saved: it has no get_config()"
+            raise ConfigError(problem, hint=hint)
+        cls: type[Any] | None = classes.get(str(name)) or load(SAVED, f"callback.{name}")
+        if cls is None or not issubclass(cls, Callback):
+            raise ConfigError(
+                f"{where}: the callback {name} has an unknown class; nothing was imported",
+                available=", ".join(classes),
+                hint=f"if you trust it, import it and pass allow=[{str(name).rpartition(':')[2]}]",
+            )
+        try:
+            callbacks.append(cls(**config))
+        except TypeError as error:
+            reason = getattr(error, "problem", error)
+            problem = f"{where}: the callback {name} does not accept its configuration: {reason}"
+            raise ConfigError(problem, hint="return the arguments of the class from get_config()") from error
+    return tuple(callbacks)

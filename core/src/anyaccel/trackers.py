@@ -123,11 +123,18 @@ class RunTrackers:
 
     def end(self, run: Any, error: BaseException | None) -> None:
         """Log the figures of an evaluation and the model, and close the run."""
+
+        def log_model(tracker: Tracker) -> None:
+            if tracker.saves_model:
+                with tempfile.TemporaryDirectory() as folder:
+                    run.graph.save(Path(folder, "model"))
+                    tracker.log_model(Path(folder, "model"))
+
         try:
             if run.evaluation is not None:
                 self.call(run, lambda tracker: tracker.log_evaluation(run))
             if error is None and run.phase.kind == "train":
-                self.call(run, lambda tracker: _log_model(run, tracker))
+                self.call(run, log_model)
         finally:
             self._failed.discard(run)  # a run that failed is closed, too
             try:
@@ -148,13 +155,6 @@ class RunTrackers:
             self._failed.add(run)
             what = f"{self._name} could not log phase {run.phase.label!r}, which continues untracked"
             warnings.warn(f"{what}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=user_level())
-
-
-def _log_model(run: Any, tracker: Tracker) -> None:
-    if tracker.saves_model:
-        with tempfile.TemporaryDirectory() as folder:
-            run.graph.save(Path(folder, "model"))
-            tracker.log_model(Path(folder, "model"))
 
 
 class TrackingScope:

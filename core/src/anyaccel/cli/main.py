@@ -22,11 +22,10 @@ def _command(**attributes: Any) -> Callable[[Callable[..., Any]], click.Command]
     return group.command(cls=Command, **attributes)
 
 
-def _version() -> str:
-    try:
-        return version("anyaccel")
-    except PackageNotFoundError:  # run from its sources
-        return "not installed"
+try:
+    _VERSION = version("anyaccel")
+except PackageNotFoundError:  # run from its sources
+    _VERSION = "not installed"
 
 
 _COMMAND_HINTS = {
@@ -86,7 +85,7 @@ def _refusing(name: str, error: PluginError) -> click.Command:
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), prog_name="anyaccel")
+@click.version_option(_VERSION, prog_name="anyaccel")
 def group() -> None:
     """One device layer for every machine-learning framework.
 

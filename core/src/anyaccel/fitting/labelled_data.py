@@ -424,22 +424,23 @@ def _arrow(data: Any, names: Iterable[str] | None) -> Mapping[str, Any]:
             available=listed(there),
             hint="pass a table with the columns that the model was trained with",
         )
-    columns = {
-        name: tag_column(name, _numpy_rows(name, data[name])) if is_columns else data.column(name) for name in wanted
-    }
+    columns: dict[str, Any] = {}
+    for name in wanted:
+        if not is_columns:
+            columns[name] = data.column(name)
+            continue
+        values = data[name]
+        is_column = isinstance(values, np.ndarray) or hasattr(values, "iloc") or hasattr(values, "__arrow_c_stream__")
+        if isinstance(values, (list, tuple)) and values and is_tensor(values[0]):
+            values = [number_array(name, row) for row in values]
+        elif is_tensor(values) and not is_column:
+            values = number_array(name, values)
+        columns[name] = tag_column(name, values)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         cause = listed(f"{name}: {length}" for name, length in lengths.items())
         raise ColumnError("the columns differ in length", cause=cause, hint="use one entry per row in every column")
     return columns
-
-
-def _numpy_rows(name: str, values: Any) -> Any:
-    """Return the rows of a column of tensors as arrays; other values unchanged."""
-    if isinstance(values, (list, tuple)) and values and is_tensor(values[0]):
-        return [number_array(name, row) for row in values]
-    is_column = isinstance(values, np.ndarray) or hasattr(values, "iloc") or hasattr(values, "__arrow_c_stream__")
-    return number_array(name, values) if is_tensor(values) and not is_column else values
 
 
 def _counts(rules: ModelLoss, wired: InputColumns, columns: Mapping[str, Any]) -> tuple[Any, np.ndarray] | None:
@@ -526,29 +527,24 @@ class LabelledBatches:
             raise ColumnError(
                 f"{where} has no {missing[0]!r}", available=listed(columns), hint="use the same columns in each"
             )
-        taken = {argument: self._with_integers(name, columns[name]) for argument, name in self.columns.items()}
+        taken, wanted = {}, self.rules.integers
+        for argument, name in self.columns.items():
+            taken[argument] = columns[name]  # lists of integers are int64 already
+            dtype = str(getattr(columns[name], "dtype", "")).rpartition(".")[2]
+            if wanted is not None and dtype != wanted and dtype.startswith(("int", "uint")):
+                taken[argument] = number_array(name, columns[name]).astype(wanted)
         if self.makes_mask:
             taken[self.rules.mask] = [np.ones(len(row), np.int64) for row in taken[self.rules.masked]]
         if self.labels:
-            taken[COUNTED] = self._counted(taken[self.labels], where)
+            labels = taken[self.labels]
+            if isinstance(labels, (list, tuple)) and len({np.shape(row) for row in labels}) > 1:
+                counted: Any = [self._of_rows(np.asarray(row)[None])[0] for row in labels]
+            else:
+                counted = self._of_rows(number_array(self.labels, labels))
+            if not any(np.any(row) for row in counted):
+                raise self.rules.nothing_counts(self.columns[self.labels], None, where)
+            taken[COUNTED] = counted
         return taken
-
-    def _with_integers(self, name: str, values: Any) -> Any:
-        wanted, dtype = self.rules.integers, str(getattr(values, "dtype", "")).rpartition(".")[2]
-        if wanted is None or dtype == wanted or not dtype.startswith(("int", "uint")):
-            return values  # lists of integers are int64 already
-        return number_array(name, values).astype(wanted)
-
-    def _counted(self, labels: Any, where: str) -> Any:
-        is_rows = isinstance(labels, (list, tuple)) and len({np.shape(row) for row in labels}) > 1
-        counted: Any
-        if is_rows:
-            counted = [self._of_rows(np.asarray(row)[None])[0] for row in labels]
-        else:
-            counted = self._of_rows(number_array(self.labels, labels))
-        if not any(np.any(row) for row in counted):
-            raise self.rules.nothing_counts(self.columns[self.labels], None, where)
-        return counted
 
     def _of_rows(self, labels: np.ndarray) -> np.ndarray:
         counted = self.rules.counted(labels, None)

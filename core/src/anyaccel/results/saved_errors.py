@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from anyaccel import errors
@@ -58,25 +58,16 @@ def read_error(parts: Any) -> BaseException | None:
         return None
     try:
         name, message = str(parts["class"]), str(parts["message"])
-        made = _made(name, parts)
+        made: BaseException | None = None
+        own, of_python = getattr(errors, name, None), getattr(builtins, name, None)
+        with suppress(TypeError, ValueError):  # it takes other arguments
+            if isinstance(own, type) and issubclass(own, AnyaccelError) and "problem" in parts:
+                made = own(str(parts["problem"]), available=str(parts["available"]), hint=str(parts["hint"]))
+            elif isinstance(of_python, type) and issubclass(of_python, BaseException):
+                made = of_python(*parts["args"])
         error = made if made is not None and str(made) == message else SavedError(name, message)
         for note in parts["notes"]:
             error.add_note(str(note))
     except (KeyError, TypeError) as failure:
         raise ConfigError(f"{shown(parts)} is not a saved error", hint="pass the folder that save() wrote") from failure
     return error
-
-
-def _made(name: str, parts: Mapping[str, Any]) -> BaseException | None:
-    """Create the error with this class name in `anyaccel.errors` or among Python's own; None if there is no such
-    class.
-    """
-    own, of_python = getattr(errors, name, None), getattr(builtins, name, None)
-    try:
-        if isinstance(own, type) and issubclass(own, AnyaccelError) and "problem" in parts:
-            return own(str(parts["problem"]), available=str(parts["available"]), hint=str(parts["hint"]))
-        if isinstance(of_python, type) and issubclass(of_python, BaseException):
-            return of_python(*parts["args"])
-    except (TypeError, ValueError):  # it takes other arguments
-        pass
-    return None
