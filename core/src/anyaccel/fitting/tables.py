@@ -218,7 +218,16 @@ def _of_one_type(data: Any) -> Any:
         dtype = str(getattr(values, "dtype", "object" if isinstance(values, list) else ""))
         if dtype != "object" and not (is_matrix and "U" in dtype):
             continue
-        kinds = Counter(map(_kind, values.flat if is_matrix else values))
+        kinds: Counter[str] = Counter()  # `""` for missing values and other objects
+        for value in values.flat if is_matrix else values:
+            if isinstance(value, (bool, np.bool_)):
+                kinds["bool"] += 1
+            elif isinstance(value, (Real, np.number)):
+                kinds["number" if value == value else ""] += 1
+            elif isinstance(value, datetime.datetime) and value == value:  # NaT is one, too
+                kinds["time without a zone" if value.tzinfo is None else "time with a zone"] += 1
+            else:
+                kinds["text" if isinstance(value, str) else ""] += 1
         if is_matrix and (kinds["text"] or kinds[""]):
             what = "text" if kinds["text"] else "missing values"
             raise ColumnError(
@@ -237,17 +246,6 @@ def _of_one_type(data: Any) -> Any:
                 else f"convert it to one type (pandas: table[{name!r}].astype(str)), or leave it out, drop=[{name!r}]",
             )
     return data
-
-
-def _kind(value: Any) -> str:
-    """Return the kind of a value, to find columns of mixed kinds; nothing for a missing value and other objects."""
-    if isinstance(value, (bool, np.bool_)):
-        return "bool"
-    if isinstance(value, (Real, np.number)):
-        return "number" if value == value else ""
-    if isinstance(value, datetime.datetime) and value == value:  # NaT is one, too
-        return "time without a zone" if value.tzinfo is None else "time with a zone"
-    return "text" if isinstance(value, str) else ""
 
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
@@ -732,7 +730,28 @@ def _loss_of_column(name: str, column: Any) -> str:
     if is_numeric(kind) and not pa.types.is_boolean(kind):
         n_different = compute.count_distinct(column).as_py() if pa.types.is_integer(kind) else None
         if n_different is None or n_different > CLASSES_OF_INTEGERS:
-            _warn_of_float_classes(name, column)
+            # Classes in a column that had gaps are floats.
+            problem, change = "", "write loss='cross_entropy'"
+            if pa.types.is_floating(column.type):
+                different = compute.unique(column).to_pylist()
+                is_few = 1 < len(different) <= min(CLASSES_OF_INTEGERS, len(column) // 10)
+                if is_few and all(
+                    value is not None and math.isfinite(value) and value == int(value) for value in different
+                ):
+                    problem = f"is float and has {len(different)} different values, all whole numbers"
+            elif not is_list(column.type) and not pa.types.is_integer(column.type):
+                values = to_numpy(name, contiguous(column))
+                is_matrix = values.ndim == 2 and values.shape[1] > 1
+                if is_matrix and np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all():
+                    problem = "has a single 1 in each row, as one-hot classes have"
+                elif values.size == len(values) and values.dtype.kind in "biu":
+                    n_values = len(np.unique(values))
+                    if n_values <= CLASSES_OF_INTEGERS:
+                        problem, change = f"has shape [n, 1] and {n_values} different values", f"pass {name}.ravel()"
+            if problem:
+                what = f"the target {name!r} {problem}, and is treated as numbers, loss='mse'"
+                message = f"{what}; if these are classes, {change}"
+                warnings.warn(message, TableWarning, stacklevel=user_level())
             return "mse"
         if n_different > max(2, len(column) // 2):
             warnings.warn(
@@ -751,31 +770,6 @@ def _loss_of_column(name: str, column: Any) -> str:
         f"fit needs a loss: the target {name!r} is {column.type}, which is neither a number nor a class",
         hint=f"convert it to numbers first (pandas: pandas.to_numeric(table[{name!r}]))",
     )
-
-
-def _warn_of_float_classes(name: str, column: Any) -> None:
-    """Warn of floats that are a few whole numbers, as classes are in a column that had gaps."""
-    problem, change = "", "write loss='cross_entropy'"
-    if pa.types.is_floating(column.type):
-        different = compute.unique(column).to_pylist()
-        is_few = 1 < len(different) <= min(CLASSES_OF_INTEGERS, len(column) // 10)
-        if is_few and all(value is not None and math.isfinite(value) and value == int(value) for value in different):
-            problem = f"is float and has {len(different)} different values, all whole numbers"
-    elif not is_list(column.type) and not pa.types.is_integer(column.type):
-        values = to_numpy(name, contiguous(column))
-        is_matrix = values.ndim == 2 and values.shape[1] > 1
-        if is_matrix and np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all():
-            problem = "has a single 1 in each row, as one-hot classes have"
-        elif values.size == len(values) and values.dtype.kind in "biu":
-            n_values = len(np.unique(values))
-            if n_values <= CLASSES_OF_INTEGERS:
-                problem, change = f"has shape [n, 1] and {n_values} different values", f"pass {name}.ravel()"
-    if problem:
-        warnings.warn(
-            f"the target {name!r} {problem}, and is treated as numbers, loss='mse'; if these are classes, {change}",
-            TableWarning,
-            stacklevel=user_level(),
-        )
 
 
 def _is_no_plain_number(values: Any) -> bool:
