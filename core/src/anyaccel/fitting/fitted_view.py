@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anyaccel.graph.plan_entries import where_text
 from anyaccel.html import Markup, element, faint, guarded, line, listing, page, row, table
 from anyaccel.printable import printable
 from anyaccel.results import TrainResults, compare
@@ -139,11 +140,8 @@ def _svg(figure: Figure) -> Markup:
 
 
 def facts_of(results: TrainResults) -> list[str]:
-    """Return the duration, devices and precision of the training, and why it ended."""
+    """Return how long the training took, where it ran, and why it ended."""
     epochs = f"{len(results.epochs):,} epoch{'' if len(results.epochs) == 1 else 's'}"
     epochs += "" if results.epochs else ", not trained"
-    where = []
-    for assignment in () if results.plan is None else results.plan.assignments:
-        precision = f" in {assignment.precision}" if assignment.precision else ""
-        where.append(f"on {assignment.device} ({assignment.framework}){precision}")
+    where = () if results.plan is None else map(where_text, results.plan.assignments)
     return [epochs, *where, duration(results.seconds), results.stop_reason]

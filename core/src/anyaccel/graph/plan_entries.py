@@ -103,6 +103,12 @@ class Assignment:
         return () if self.offload is None else (self.offload.section(self.node),)
 
 
+def where_text(assignment: Assignment) -> str:
+    """Return where a node is computed, and in which precision: `on gpu:0 (torch) in bf16-mixed`."""
+    precision = f" in {assignment.precision}" if assignment.precision else ""
+    return f"on {assignment.device} ({assignment.framework}){precision}"
+
+
 def described(assignment: Assignment) -> str:
     """Return why a node has its device, precision and sharding, and what of it is recomputed, to follow `because`."""
     requested = assignment.requested
