@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.hookspecs import hookimpl
+from anyaccel.lazy_attributes import lazy_attributes
 from anyaccel.trackers import Tracker, TrackerSwitch, TrackingScope, flat, settings_of
 
 if TYPE_CHECKING:
@@ -232,14 +232,6 @@ def loop_tracker(folder: Path) -> LoopRun | None:
     return LoopRun(mlflow, run_id, closes=active is None)
 
 
-def __getattr__(name: str) -> Any:
-    module = {"MLflowLogger": "callback", **dict.fromkeys(("load_model", "log_model", "save_model"), "models")}.get(
-        name
-    )
-    if module is None:
-        raise AttributeError(f"module 'anyaccel_mlflow' has no attribute {name!r}")
-    return getattr(import_module(f"anyaccel_mlflow.{module}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_attributes(
+    __name__, {"MLflowLogger": ".callback", **dict.fromkeys(("load_model", "log_model", "save_model"), ".models")}
+)

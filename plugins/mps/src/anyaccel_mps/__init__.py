@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.hookspecs import hookimpl
+from anyaccel.lazy_attributes import lazy_attributes
 
 if TYPE_CHECKING:
     from anyaccel_mps.backend import MpsBackend as MpsBackend
@@ -37,14 +38,4 @@ def phase_end(plan: Any) -> None:
             return
 
 
-def __getattr__(name: str) -> Any:
-    if name != "MpsBackend":
-        raise AttributeError(f"module 'anyaccel_mps' has no attribute {name!r}")
-    from anyaccel_mps.backend import MpsBackend
-
-    globals()[name] = MpsBackend
-    return MpsBackend
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_attributes(__name__, {"MpsBackend": ".backend"})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.hookspecs import hookimpl
+from anyaccel.lazy_attributes import lazy_attributes
 from anyaccel_tensorboard.tracking import log_to, switch
 
 if TYPE_CHECKING:
@@ -46,14 +47,4 @@ def phase_end(run: Any, error: BaseException | None) -> None:
     switch.end(run, error)
 
 
-def __getattr__(name: str) -> Any:
-    if name != "TensorBoard":
-        raise AttributeError(f"module 'anyaccel_tensorboard' has no attribute {name!r}")
-    from anyaccel_tensorboard.callback import TensorBoard
-
-    globals()[name] = TensorBoard
-    return TensorBoard
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_attributes(__name__, {"TensorBoard": ".callback"})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.hookspecs import hookimpl
+from anyaccel.lazy_attributes import lazy_attributes
 from anyaccel.trackers import Tracker, TrackerSwitch, TrackingScope, settings_of
 
 if TYPE_CHECKING:
@@ -186,14 +187,4 @@ def loop_tracker(folder: Path) -> LoopRun | None:
     return LoopRun(run, closes=not is_open)
 
 
-def __getattr__(name: str) -> Any:
-    if name != "WandbLogger":
-        raise AttributeError(f"module 'anyaccel_wandb' has no attribute {name!r}")
-    from anyaccel_wandb.callback import WandbLogger
-
-    globals()[name] = WandbLogger
-    return WandbLogger
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_attributes(__name__, {"WandbLogger": ".callback"})
