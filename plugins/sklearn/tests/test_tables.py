@@ -325,6 +325,18 @@ def test_training_goes_on_from_a_checkpoint(tmp_path):
 # -- rows to predict for -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("preprocess", ["auto", "selectors"])
+def test_rows_without_any_value_of_a_column_are_predicted_as_among_others(preprocess):
+    given = TRANSFORMERS[preprocess] if preprocess != "auto" else preprocess
+    fitted = fit(frame(when=TABLE["when"].where(np.arange(N) % 7 != 0)), preprocess=given)
+    several = RAW.copy()
+    several.loc[:2, ["deck", "when"]] = None
+    expected = fitted.predict(several, outputs=True)[:3]
+    alone = RAW.iloc[:3].assign(deck=np.nan, when=np.nan)  # float64, as read_csv reads empty cells
+    assert {str(dtype) for dtype in alone[["deck", "when"]].dtypes} == {"float64"}
+    np.testing.assert_array_equal(fitted.predict(alone, outputs=True), expected)
+
+
 def test_rows_alone_reordered_and_with_more_columns_are_predicted_alike():
     fitted = fit()
     outputs = quiet(lambda: fitted.predict(RAW, outputs=True))

@@ -34,6 +34,12 @@ def decoded(column: Any) -> Any:
     return pa.chunked_array([pa.array(texts, pa.string())])
 
 
+def nulls_if_empty(column: Any) -> Any:
+    """Return a column without any value as one of nulls: pandas has it as numbers, which are all NaN."""
+    is_empty = pa.types.is_floating(column.type) and compute.all(column.is_null(nan_is_null=True)).as_py()
+    return pa.chunked_array([pa.nulls(len(column))]) if is_empty else column
+
+
 def family_of(name: str, arrow_type: Any) -> str:
     """Return the family of an Arrow type.
 

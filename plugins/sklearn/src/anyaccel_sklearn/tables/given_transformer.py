@@ -16,7 +16,17 @@ from anyaccel.errors import ENVIRONMENT_ERRORS, TableWarning, TransformError
 from anyaccel.fitting.table_columns import TableColumn
 from anyaccel.install_hints import install_line
 from anyaccel.user_level import user_level
-from anyaccel_sklearn.tables.arrow_values import BOOL, DATE, EMPTY, NUMBER, TEXT, decoded, family_of, other_family
+from anyaccel_sklearn.tables.arrow_values import (
+    BOOL,
+    DATE,
+    EMPTY,
+    NUMBER,
+    TEXT,
+    decoded,
+    family_of,
+    nulls_if_empty,
+    other_family,
+)
 from anyaccel_sklearn.transforms.sklearn_calls import check_transform
 from anyaccel_sklearn.transforms.table_transform import TableTransform
 
@@ -125,6 +135,7 @@ class GivenTransformer(TableTransform):
         columns = {}
         for name in self.names:
             column, expected = table.column(name), self.families[name]
+            column = column if expected == NUMBER else nulls_if_empty(column)
             family = family_of(name, column.type)
             is_like = family in (expected, EMPTY) or {family, expected} == {NUMBER, BOOL}
             if not is_like and expected != EMPTY:

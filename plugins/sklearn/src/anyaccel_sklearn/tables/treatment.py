@@ -27,6 +27,7 @@ from anyaccel_sklearn.tables.arrow_values import (
     decoded,
     family_of,
     in_zone,
+    nulls_if_empty,
     numbers,
     other_family,
     times_of_day,
@@ -238,6 +239,7 @@ class TableTreatment(TableTransform):
     def _column(self, table: Any, name: str) -> Any:
         """Return a column in its family of the training; dates as timestamps."""
         column, expected = decoded(table.column(name)), self.families[name]
+        column = column if expected == NUMBER else nulls_if_empty(column)
         family = family_of(name, column.type)
         made = column
         if expected == DATE and family in (DATE, TEXT, EMPTY):
