@@ -59,11 +59,11 @@ def weighted_loss(
         y = np.moveaxis(y, settings.get("class_axis", -1), -1)
         n_classes, smoothing = y.shape[-1], settings.get("label_smoothing", 0.0)
         of_classes = np.asarray(settings.get("class_weights", [1.0] * n_classes))
-        sizes = targets != settings.get("ignore_index", -1)
-        index = np.where(sizes, targets, 0)
+        has_class = targets != settings.get("ignore_index", -1)
+        index = np.where(has_class, targets, 0)
         q = np.eye(n_classes)[index] * (1 - smoothing) + smoothing / n_classes
         log_probabilities = y - np.log(np.exp(y).sum(-1, keepdims=True))
-        losses, counts = -(of_classes * q * log_probabilities).sum(-1), of_classes[index] * sizes
+        losses, counts = -(of_classes * q * log_probabilities).sum(-1), of_classes[index] * has_class
     else:
         losses = _ELEMENTS[name](y, targets.astype(np.float64))
         counts = np.ones(losses.shape)

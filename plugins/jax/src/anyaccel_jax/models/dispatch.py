@@ -45,12 +45,10 @@ def as_model(model: Any) -> Model:
 
         return KerasModel(model)
     name = f"{type(model).__module__}.{type(model).__name__}"
-    raise StateError(f"a {name} has no trainable values", hint=_hint(model))
-
-
-def _hint(model: Any) -> str:
     if comes_from(model, "flax.linen.module"):
-        return "wrap it: anyaccel_jax.Linen(module)"
-    if comes_from(model, "equinox._module"):
-        return "wrap it: anyaccel_jax.Equinox(module)"
-    return "pass anyaccel_jax.Function(apply, parameters), or a module of Flax, Equinox or Keras"
+        hint = "wrap it: anyaccel_jax.Linen(module)"
+    elif comes_from(model, "equinox._module"):
+        hint = "wrap it: anyaccel_jax.Equinox(module)"
+    else:
+        hint = "pass anyaccel_jax.Function(apply, parameters), or a module of Flax, Equinox or Keras"
+    raise StateError(f"a {name} has no trainable values", hint=hint)

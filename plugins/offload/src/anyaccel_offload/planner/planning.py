@@ -84,16 +84,12 @@ def plan_blocks(
     if len(by_name) < len(listed):
         raise ConfigError(f"{WHERE}tiers has a tier several times", hint="describe each tier once")
     names = OFFLOADS[1 : OFFLOADS.index(offload) + 1]
-    return _best_plan(problem, objective, offload, [by_name.get(name, OffloadTier(name=name)) for name in names])
-
-
-def _best_plan(problem: Problem, objective: str, offload: str, tiers: list[OffloadTier]) -> BlockPlan:
-    """Return a plan with all weights on the devices if possible, otherwise with offloaded weights if allowed."""
+    usable = [by_name.get(name, OffloadTier(name=name)) for name in names]
     found = find_assignment(problem, objective)
     if found is not None:
         streamed = Streamed(assignment=found.assignment, tier={}, slots={})
         return _plan(problem, streamed, objective, found.method, found.exact)
-    away = find_offload(problem, tiers, objective) if tiers else None
+    away = find_offload(problem, usable, objective) if usable else None
     if away is None:
         need = problem.resident.min(axis=0)
         whole = float(need.sum()) + float(problem.ties.nbytes.sum())
@@ -107,7 +103,7 @@ def _best_plan(problem: Problem, objective: str, offload: str, tiers: list[Offlo
         enough = whole <= sum(device.usable for device in problem.devices)
         divided = "; their total would fit, but no split was found" if enough else ""
         shown = rooms[:8] + ([f"and {len(rooms) - 8} more devices"] if len(rooms) > 8 else [])
-        shown += [f"tier {tier.name} {size(tier.memory)}" for tier in tiers if tier.memory is not None]
+        shown += [f"tier {tier.name} {size(tier.memory)}" for tier in usable if tier.memory is not None]
         hints = {"no": "write offload='cpu' to store weights in host memory, or use more or larger devices"}
         raise OutOfMemoryError(
             f"the model does not fit: its {len(problem.blocks):,} blocks need {size(int(whole))} plus memory "
@@ -115,7 +111,7 @@ def _best_plan(problem: Problem, objective: str, offload: str, tiers: list[Offlo
             available=", ".join(shown),
             hint=hints.get(offload, "smaller blocks, more devices, or larger tiers are needed"),
         )
-    return _plan(problem, away, objective, "offload", False, least_copying(problem, tiers, objective))
+    return _plan(problem, away, objective, "offload", False, least_copying(problem, usable, objective))
 
 
 def _settings(training: Any, optimizer_ratio: Any, tokens: Any, offload_buffers: Any) -> Settings:
@@ -185,13 +181,27 @@ def _share(problem: Problem, made: Streamed, d: int, objective: str, seconds: An
     members = sorted(i for u in units for i in problem.units[u])
     away = {problem.blocks[i].name: made.tier[u].name for u in units if u in made.tier for i in problem.units[u]}
     total = float((problem.memory(made.assignment) - made.freed(problem) + made.staging(problem))[d])
+    here = made.assignment[problem.unit_of] == d
+    offloaded_units = np.isin(problem.unit_of, list(made.tier))
+    totals: dict[str, int] = {}
+    for name in CATEGORIES:
+        if name == "tied":
+            hits = problem.ties.hits(made.assignment, len(problem.devices))[:, d]
+            totals[name] = int(problem.ties.nbytes @ hits)
+            continue
+        leaves = name in (*problem.streamed, "gradients", "optimizer")
+        values = problem.block_bytes[name][here & ~offloaded_units if leaves else here]
+        one = name == "activations" and not problem.settings.training
+        totals[name] = int(values.max(initial=0) if one else values.sum())
+    totals["staging"] = int(made.staging(problem)[d])
+    totals["rounding"] = round(total) - sum(totals.values())
     return DeviceShare(
         device=device.name,
         blocks=tuple(problem.blocks[i].name for i in members),
         offloaded={
             problem.blocks[i].name: away[problem.blocks[i].name] for i in members if problem.blocks[i].name in away
         },
-        nbytes=_categories(problem, made, d, total),
+        nbytes=totals,
         usable=None if device.memory is None else int(device.usable),
         compute_seconds=float(problem.compute(made.assignment)[d]),
         transfer_seconds=float(problem.transfer(made.assignment)[d]),
@@ -200,25 +210,6 @@ def _share(problem: Problem, made: Streamed, d: int, objective: str, seconds: An
         staging_slots=made.slots.get(d, 0),
         reason=_reason(problem, made, d, objective),
     )
-
-
-def _categories(problem: Problem, made: Streamed, d: int, total: float) -> dict[str, int]:
-    """Return bytes by category; `rounding` is the part that an allocator adds."""
-    here = made.assignment[problem.unit_of] == d
-    away = np.isin(problem.unit_of, list(made.tier))
-    totals: dict[str, int] = {}
-    for name in CATEGORIES:
-        if name == "tied":
-            hits = problem.ties.hits(made.assignment, len(problem.devices))[:, d]
-            totals[name] = int(problem.ties.nbytes @ hits)
-            continue
-        leaves = name in (*problem.streamed, "gradients", "optimizer")
-        values = problem.block_bytes[name][here & ~away if leaves else here]
-        one = name == "activations" and not problem.settings.training
-        totals[name] = int(values.max(initial=0) if one else values.sum())
-    totals["staging"] = int(made.staging(problem)[d])
-    totals["rounding"] = round(total) - sum(totals.values())
-    return totals
 
 
 def _reason(problem: Problem, made: Streamed, d: int, objective: str) -> str:

@@ -98,11 +98,33 @@ class Problem:
         self.per_byte: Floats = np.array(
             [1 / device_class.link if device_class.link else 0.0 for device_class in self.classes]
         )
-        self.tensors = _tensors(blocks, edges, self.index, self.unit_of)
+        touched: dict[Any, tuple[float, set[int]]] = {}
+        for edge in edges:
+            size, touching = touched.setdefault(
+                (edge.source, edge.tensor), (edge.nbytes, {int(self.unit_of[self.index[edge.source]])})
+            )
+            if size != edge.nbytes:
+                raise ConfigError(
+                    f"edges from {edge.source!r} give tensor {edge.tensor!r} both {size:.0f} and {edge.nbytes} bytes",
+                    hint="use different names for different tensors of one block: Edge(source, target, nbytes, "
+                    "tensor='b')",
+                )
+            touching.add(int(self.unit_of[self.index[edge.target]]))
+        self.tensors = _shared(touched, 2)
         ends = [(self.unit_of[self.index[it.source]], self.unit_of[self.index[it.target]]) for it in edges]
         pairs = sorted({(min(a, b), max(a, b)) for a, b in ends if a != b})
         self.connected: Ints = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        self.ties = _ties(blocks, self.unit_of, self._tie_factor)
+        ties: dict[Any, tuple[float, set[int]]] = {}
+        for place, block in enumerate(blocks):
+            for name, size in block.tied.items():
+                known, touching = ties.setdefault(name, (math.ceil(size * self._tie_factor), set()))
+                if known != math.ceil(size * self._tie_factor):
+                    raise ConfigError(
+                        f"blocks give tied parameter {name!r} different numbers of bytes, {block.name!r} among them",
+                        hint="use the same number of bytes for a tied parameter in each block",
+                    )
+                touching.add(int(self.unit_of[place]))
+        self.ties = _shared(ties, 1)
 
     @property
     def _tie_factor(self) -> float:
@@ -246,30 +268,3 @@ def _shared(touched: dict[Any, tuple[float, set[int]]], least: int) -> Shared:
         nbytes=np.array([size for size, _ in kept], dtype=np.float64),
         units=np.array(pairs, dtype=np.int64).reshape(-1, 2),
     )
-
-
-def _tensors(blocks: Sequence[Block], edges: Sequence[Edge], index: dict[str, int], unit_of: Ints) -> Shared:
-    touched: dict[Any, tuple[float, set[int]]] = {}
-    for edge in edges:
-        size, units = touched.setdefault((edge.source, edge.tensor), (edge.nbytes, {int(unit_of[index[edge.source]])}))
-        if size != edge.nbytes:
-            raise ConfigError(
-                f"edges from {edge.source!r} give tensor {edge.tensor!r} both {size:.0f} and {edge.nbytes} bytes",
-                hint="use different names for different tensors of one block: Edge(source, target, nbytes, tensor='b')",
-            )
-        units.add(int(unit_of[index[edge.target]]))
-    return _shared(touched, 2)
-
-
-def _ties(blocks: Sequence[Block], unit_of: Ints, factor: float) -> Shared:
-    touched: dict[Any, tuple[float, set[int]]] = {}
-    for i, block in enumerate(blocks):
-        for name, size in block.tied.items():
-            known, units = touched.setdefault(name, (math.ceil(size * factor), set()))
-            if known != math.ceil(size * factor):
-                raise ConfigError(
-                    f"blocks give tied parameter {name!r} different numbers of bytes, {block.name!r} among them",
-                    hint="use the same number of bytes for a tied parameter in each block",
-                )
-            units.add(int(unit_of[i]))
-    return _shared(touched, 1)

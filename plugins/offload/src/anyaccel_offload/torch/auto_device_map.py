@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from anyaccel.arguments import check, flag, number, shown
 from anyaccel.call_hints import call_hints
@@ -283,7 +283,9 @@ def _blocks(
         users.setdefault(id(place.tensor), {})[next(inside, names[0]) if block is None else block] = None
         loose |= {id(place.tensor)} if block is None else set()
         entry = entry_for(place.name, special)
-        size = _nbytes(place.tensor, dtype if entry is None else special[entry])
+        wanted_dtype = dtype if entry is None else special[entry]
+        kept = wanted_dtype if wanted_dtype is not None and place.tensor.dtype.is_floating_point else place.tensor.dtype
+        size = place.tensor.numel() * kept.itemsize
         bytes_of[id(place.tensor)] = (place.name, size, place.kind == "_buffers")
     parameters, buffers = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     tied: dict[str, dict[str, int]] = {name: {} for name in names}
@@ -303,8 +305,3 @@ def _blocks(
         )
         for name in names
     ]
-
-
-def _nbytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
-    kept = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
-    return tensor.numel() * kept.itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -56,7 +56,14 @@ def placed_blocks(
     elif all(name in devices for name in names):  # a planned map, which is in the order of computation
         names = [name for name in devices if name in set(names)]
     # The devices and places of blocks.
-    values = _values(where, model, names, devices)
+    values = []
+    for block in names:
+        held = [place.name for place in places(model.get_submodule(block), block)]
+        entries = {devices[entry_for(name, devices) or ""]: name for name in held}
+        if len(entries) > 1:
+            problem = f"{where}device_map splits {block!r}, which has no submodules: {', '.join(entries.values())}"
+            raise ConfigError(problem, hint=f"use one device for {block!r}")
+        values.append(next(iter(entries)))
     computing = [value for value in values if isinstance(value, torch.device) and value != _CPU]
     current = computing[0] if computing else _CPU
     made = []
@@ -121,22 +128,3 @@ def checked_names(where: str, name: str, names: Any) -> tuple[str, ...]:
     names = (names,) if isinstance(names, str) and names else names
     fits = lambda it: not isinstance(it, str) and all(isinstance(name, str) and name for name in it)  # noqa: E731
     return tuple(check(ConfigError, where, name, () if names is None else names, fits, "a list of names", "['mask']"))
-
-
-def _values(
-    where: str, model: nn.Module, blocks: Sequence[str], devices: Mapping[str, torch.device | str]
-) -> list[torch.device | str]:
-    """Return the map's entry for each block.
-
-    Raises:
-        ConfigError: The map splits a module that computes as a whole.
-    """
-    made = []
-    for block in blocks:
-        names = [place.name for place in places(model.get_submodule(block), block)]
-        entries = {devices[entry_for(name, devices) or ""]: name for name in names}
-        if len(entries) > 1:
-            problem = f"{where}device_map splits {block!r}, which has no submodules: {', '.join(entries.values())}"
-            raise ConfigError(problem, hint=f"use one device for {block!r}")
-        made.append(next(iter(entries)))
-    return made

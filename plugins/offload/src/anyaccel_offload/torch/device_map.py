@@ -36,7 +36,8 @@ def device_in_map(where: str, device: Any, name: str = "device_map") -> torch.de
         if isinstance(device, str) and device.isdecimal():
             device = int(device)
         if isinstance(device, int) and not isinstance(device, bool):
-            return torch.device(_accelerator(), device)
+            current = torch.accelerator.current_accelerator(check_available=True)
+            return torch.device("cuda" if current is None else current.type, device)
         if not isinstance(device, str | torch.device):
             raise TypeError
         found = torch.device(_torch_words(device) if isinstance(device, str) else device)
@@ -49,12 +50,6 @@ def device_in_map(where: str, device: Any, name: str = "device_map") -> torch.de
 def _torch_words(text: str) -> str:
     kind, _, index = text.partition(":")
     return f"cuda:{index or 0}" if kind == "gpu" else text
-
-
-def _accelerator() -> str:
-    """Return the kind of device that a number refers to: torch's accelerator, or CUDA without an accelerator."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return "cuda" if found is None else found.type
 
 
 def checked_map(where: str, model: nn.Module, device_map: Any) -> dict[str, torch.device | str]:

@@ -140,7 +140,13 @@ def load_checkpoint_in_model(
                 )
     for target, source in sorted(chosen, key=lambda pair: _position(pair[1])):
         place = places[entry_for(target.names[0], places) or ""] if places else None
-        _load(model, target, source, place, _dtype_for(target, wanted, islands))
+        if not target.tensor.dtype.is_floating_point:
+            target_dtype = target.tensor.dtype
+        elif any(f".{island}." in f".{name}." for name in target.names for island in islands):
+            target_dtype = torch.float32
+        else:
+            target_dtype = wanted or target.tensor.dtype
+        _load(model, target, source, place, target_dtype)
     return report
 
 
@@ -154,14 +160,6 @@ def _kind(dtype: torch.dtype) -> object:
 
 def _position(source: SavedTensor) -> tuple[str, int]:
     return (str(source.file.path), source.entry.begin) if isinstance(source, FileTensor) else ("", 0)
-
-
-def _dtype_for(target: _Target, dtype: torch.dtype | None, islands: tuple[str, ...]) -> torch.dtype:
-    if not target.tensor.dtype.is_floating_point:
-        return target.tensor.dtype
-    if any(f".{island}." in f".{name}." for name in target.names for island in islands):
-        return torch.float32
-    return dtype or target.tensor.dtype
 
 
 def _load(

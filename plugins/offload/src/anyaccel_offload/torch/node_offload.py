@@ -101,7 +101,44 @@ class TorchOffload(OffloadModels):
                         hint="write offload='cpu', or freeze the node: graph.freeze('NODE')",
                     )
         slots = {device: n for device, n in entries.slots.items() if n == 1} if isinstance(entries, DeviceMap) else {}
-        plan = _described(model, blocks, request.training, order.notes, slots)
+        slots_by_name = {str(Device.parse(device)): n for device, n in slots.items()}
+        shared = shared_tensors(model, [block.name for block in blocks])
+        sizes = [_nbytes(model, block.name, shared) for block in blocks]
+        passes = 3 if request.training else 1
+        made = [
+            PlacedBlock(
+                name=block.name,
+                device=Device.parse(block.device),
+                tier=block.tier,
+                nbytes=size,
+                step_bytes=passes * size if block.tier else 0,
+            )
+            for block, size in zip(blocks, sizes, strict=True)
+        ]
+        copy: dict[torch.device, float] = {}
+        disk = disk_rate(model)
+        for block, size in zip(blocks, sizes, strict=True):
+            seconds = passes * size / _tier_rate(block, disk) if block.tier else 0.0
+            copy[block.device] = copy.get(block.device, 0.0) + seconds
+        stays, staging = dict.fromkeys((str(block.device) for block in made), 0), dict[str, int]()
+        for placed in made:
+            name = str(placed.device)
+            if placed.tier:
+                staging[name] = max(staging.get(name, 0), slots_by_name.get(name, 2) * placed.nbytes)
+            else:
+                stays[name] += placed.nbytes
+        tied = {id(place.tensor): place.tensor for place in places(model) if id(place.tensor) in shared}
+        stays[str(made[0].device)] += sum(tensor.numel() * tensor.dtype.itemsize for tensor in tied.values())
+        plan = OffloadPlan(
+            blocks=tuple(made),
+            device_bytes={name: size + staging.get(name, 0) for name, size in stays.items()},
+            slots=slots_by_name,
+            copy_seconds=max(copy.values()),
+            compute_seconds=sum(
+                passes * size / weight_rate(block.device).value for block, size in zip(blocks, sizes, strict=True)
+            ),
+            notes=(*_notes(blocks, disk), *order.notes),
+        )
         known = _plans.setdefault(model, [])
         known[:] = [*known[1 - _REMEMBERED :], (device, request, plan)]
         return plan
@@ -153,53 +190,6 @@ def _blocks(
 
 def _native_text(text: str, native: Native) -> str:
     return text if text in ("cpu", DISK) else str(native(Device.parse(text)))
-
-
-def _described(
-    model: nn.Module,
-    blocks: Sequence[BlockPlace],
-    training: bool,
-    notes: Sequence[str],
-    native_slots: Mapping[torch.device, int],
-) -> OffloadPlan:
-    slots = {str(Device.parse(device)): n for device, n in native_slots.items()}
-    shared = shared_tensors(model, [block.name for block in blocks])
-    sizes = [_nbytes(model, block.name, shared) for block in blocks]
-    passes = 3 if training else 1
-    made = [
-        PlacedBlock(
-            name=block.name,
-            device=Device.parse(block.device),
-            tier=block.tier,
-            nbytes=size,
-            step_bytes=passes * size if block.tier else 0,
-        )
-        for block, size in zip(blocks, sizes, strict=True)
-    ]
-    copy: dict[torch.device, float] = {}
-    disk = disk_rate(model)
-    for block, size in zip(blocks, sizes, strict=True):
-        seconds = passes * size / _tier_rate(block, disk) if block.tier else 0.0
-        copy[block.device] = copy.get(block.device, 0.0) + seconds
-    stays, staging = dict.fromkeys((str(block.device) for block in made), 0), dict[str, int]()
-    for placed in made:
-        name = str(placed.device)
-        if placed.tier:
-            staging[name] = max(staging.get(name, 0), slots.get(name, 2) * placed.nbytes)
-        else:
-            stays[name] += placed.nbytes
-    tied = {id(place.tensor): place.tensor for place in places(model) if id(place.tensor) in shared}
-    stays[str(made[0].device)] += sum(tensor.numel() * tensor.dtype.itemsize for tensor in tied.values())
-    return OffloadPlan(
-        blocks=tuple(made),
-        device_bytes={name: size + staging.get(name, 0) for name, size in stays.items()},
-        slots=slots,
-        copy_seconds=max(copy.values()),
-        compute_seconds=sum(
-            passes * size / weight_rate(block.device).value for block, size in zip(blocks, sizes, strict=True)
-        ),
-        notes=(*_notes(blocks, disk), *notes),
-    )
 
 
 def _nbytes(model: nn.Module, block: str, shared: set[int]) -> int:

@@ -151,7 +151,12 @@ class Offload:
                     staging, of_block = self.stagings[place.device], streamed[place.name]
                     hook = BlockHook(passes, place.device, skipped, staging=staging, block=of_block)
                 self._handles += hook.attach(module)
-            for name in _scopes([place.name for place in self.blocks]):
+            found = {""}
+            for scope in [place.name for place in self.blocks]:
+                while scope:
+                    scope = scope.rpartition(".")[0]
+                    found.add(scope)
+            for name in sorted(found, key=lambda each: (-each.count("."), not each, each)):
                 prefix = f"{name}." if name else ""
                 device = next(
                     place.device for place in self.blocks if place.name.startswith(prefix) or place.name == name
@@ -288,16 +293,6 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
         )
     read = {key: value.read() for key, value in stored.items()}
     return {name: read[id(value)] if id(value) in read else value.detach().to(_CPU) for name, value in state.items()}
-
-
-def _scopes(blocks: Sequence[str]) -> list[str]:
-    """Return the names of all modules around blocks, inner ones first, and of the model."""
-    found = {""}
-    for name in blocks:
-        while name:
-            name = name.rpartition(".")[0]
-            found.add(name)
-    return sorted(found, key=lambda each: (-each.count("."), not each, each))
 
 
 def show_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
