@@ -27,18 +27,18 @@ _DTYPES = "bool, int8 to int64, uint8 to uint64, float16, float32, float64"
 
 def column_spec(name: str, arrow_type: Any) -> TensorSpec:
     """Return the shape per sample and the dtype of a column of an Arrow type."""
-    extents, axes, dtype = _layout(arrow_type)
+    shape, extents, _, dtype = _layout(arrow_type)
     if dtype is None:
         raise not_numbers(name, str(arrow_type))
-    if 0 in extents:
-        raise empty_axis(name, extents)
-    return TensorSpec(tuple(extents[axis] for axis in axes), dtype)
+    if 0 in shape:
+        raise empty_axis(name, tuple(extents))
+    return TensorSpec(tuple(shape), dtype)
 
 
 def is_numeric(arrow_type: Any) -> bool:
     """Whether columns of an Arrow type can be read as arrays."""
-    extents, _, dtype = _layout(arrow_type)
-    return dtype is not None and 0 not in extents
+    shape, _, _, dtype = _layout(arrow_type)
+    return dtype is not None and 0 not in shape
 
 
 def type_name(field: Any) -> str:
@@ -232,12 +232,12 @@ def to_numpy(name: str, column: Any) -> np.ndarray:
     The memory is Arrow's own, except for bool, which is unpacked into a copy.
     """
     column_spec(name, column.type)
-    extents, axes, _ = _layout(column.type)
+    _, extents, axes, _ = _layout(column.type)
     flat = column
     while not pa.types.is_primitive(flat.type):
         flat = getattr(flat, "storage", flat).flatten()
     values: np.ndarray = flat.to_numpy(zero_copy_only=not pa.types.is_boolean(flat.type))
-    return read_only(values.reshape(len(column), *extents).transpose(0, *(axis + 1 for axis in axes)))
+    return read_only(values.reshape(len(column), *extents).transpose(axes))
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
@@ -254,21 +254,23 @@ def any_by_row(mask: np.ndarray) -> np.ndarray:
     return np.asarray(mask.reshape(len(mask), -1).any(axis=1))
 
 
-def _layout(arrow_type: Any) -> tuple[tuple[int, ...], tuple[int, ...], str | None]:
-    """Return the extents of one sample in memory order, the order of its axes, and the dtype of a value; None for
-    values that are not numbers.
+def _layout(arrow_type: Any) -> tuple[list[int], list[int], list[int], str | None]:
+    """Return the shape of one sample, its extents in memory order, the axes of an array of rows with these extents in
+    the order of the shape, and the dtype of a value; None for values that are not numbers.
     """
-    extents: tuple[int, ...] = ()
-    axes: tuple[int, ...] = ()
+    shape: list[int] = []
+    extents: list[int] = []
+    axes = [0]
     while isinstance(arrow_type, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(arrow_type):
         is_tensor = isinstance(arrow_type, pa.FixedShapeTensorType)
-        inner = tuple(arrow_type.shape) if is_tensor else (arrow_type.list_size,)
-        order = getattr(arrow_type, "permutation", None) or range(len(inner))
-        axes += tuple(len(extents) + axis for axis in order)
+        inner = list(arrow_type.shape) if is_tensor else [arrow_type.list_size]
+        for axis in getattr(arrow_type, "permutation", None) or range(len(inner)):
+            shape.append(inner[axis])
+            axes.append(1 + len(extents) + axis)
         extents += inner
         arrow_type = arrow_type.value_type
     is_number = pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type) or pa.types.is_boolean(arrow_type)
-    return extents, axes, _FLOATS.get(str(arrow_type), str(arrow_type)) if is_number else None
+    return shape, extents, axes, _FLOATS.get(str(arrow_type), str(arrow_type)) if is_number else None
 
 
 def _null_count(array: Any) -> int:
