@@ -211,7 +211,7 @@ def test_saved_callbacks_and_phases(hint: Any, tmp_path: Path) -> None:
     assert Keeping(**Keeping(3).get_config()).n == 3
     phase = train(validation=aa.EvalPhase("val", data="val", metrics=[lambda outputs, targets: 1.0]))
     experiment(phases=[phase]).save(tmp_path / "phases")
-    with hint("pass the phases: load(folder, phases=[TrainPhase({}, ...)]), or phases=[] for none"):
+    with hint("pass the phases: load(folder, phases=[{}]), or phases=[] for none"):
         aa.Experiment.load(tmp_path / "phases")
     loaded = aa.Experiment.load(tmp_path / "phases", phases=[TrainPhase("train", data="train", losses=[MSE])])
     assert [one.label for one in loaded.phases] == ["train"]

@@ -165,6 +165,13 @@ def test_what_makes_no_model_is_refused(model, settings, message):
         fit(model, **settings)
 
 
+@pytest.mark.parametrize("twice", [{"target": ["y", "y"]}, {"target": "y", "features": ["a", "a"]}])
+def test_columns_that_are_named_twice_are_refused(twice):
+    numbers = {"a": np.arange(40.0), "b": np.arange(40.0) % 3, "y": np.arange(40.0)}
+    with pytest.raises(aa.errors.ColumnError, match=r"column '[ya]' is named twice.*Hint: name it once"):
+        aa.fit("mlp", numbers, framework="numpy", **twice)
+
+
 def test_an_error_inside_the_function_is_the_users_own():
     def make(n_features, n_outputs):
         return n_features + "wide"

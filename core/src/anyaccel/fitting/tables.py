@@ -589,6 +589,10 @@ def raw_table(user_data: Any, features: Features, target: Names, how: Preprocess
     for name in (*how.drop, *how.categories, *embedded, *targets, *names_of(pair_features)):
         if there is not None and name not in there:
             raise missing_column(table, name, there)
+    for named in (targets, names_of(pair_features)):
+        twice = [name for name in named if list(named).count(name) > 1]
+        if twice:
+            raise ColumnError(f"column {twice[0]!r} is named twice in target= or features=", hint="name it once")
     for name in (*how.drop, *how.categories):
         if name in targets:
             raise ColumnError(
