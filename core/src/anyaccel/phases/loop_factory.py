@@ -37,7 +37,7 @@ def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
     for evaluation in programs.evaluations:
         extensions.append(Validation(run, evaluation, non_finite, progress))
     if type(progress) is not Progress:
-        extensions.append(ProgressReports(run, progress, rows, begins))
+        extensions.append(ProgressReports(run, progress, rows, begins.history, begins.step))
     for callback in hooks.callbacks:
         extensions += callback.loop_extensions(programs)
     extensions += group.before_hooks(run, pipeline)

@@ -8,12 +8,11 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.loading.loader import LoadedRows
 from anyaccel.phases.loop_extension import Call, LoopExtension
@@ -21,6 +20,7 @@ from anyaccel.phases.progress.base import Progress
 from anyaccel.phases.run import Run
 from anyaccel.printable import printable
 from anyaccel.results.events import Event
+from anyaccel.results.records import Epoch
 from anyaccel.user_level import user_level
 
 LARGE_LOADING = 2**30
@@ -210,20 +210,23 @@ class ProgressReports(LoopExtension):
         run: The training.
         progress: Progress that receives the reports.
         rows: Rows of the training.
-        begins: Where it begins.
+        history, step: Epochs of an earlier run, and steps that it has done of the next one.
     """
 
-    def __init__(self, run: Run, progress: Progress, rows: LoadedRows, begins: Position) -> None:
-        self._run, self._progress, self._rows, self._begins = run, progress, rows, begins
+    def __init__(
+        self, run: Run, progress: Progress, rows: LoadedRows, history: Sequence[Epoch] = (), step: int = 0
+    ) -> None:
+        self._run, self._progress, self._rows = run, progress, rows
+        self._history, self._step = history, step
 
     def run_begins(self) -> None:
         """Report the steps of an earlier run, too."""
         self._progress.start(self._run.phase.label, self._run.phase.epochs, self._rows.loader.n_steps)
-        for epoch in self._begins.history:
+        for epoch in self._history:
             self._progress.advance(epoch.steps)
             self._progress.epoch(epoch.figures)
-        if self._begins.step:
-            self._progress.advance(self._begins.step)
+        if self._step:
+            self._progress.advance(self._step)
 
     def call_done(self, call: Call, first: int, step_losses: list[Losses]) -> None:
         if not call.n_counted:
