@@ -93,6 +93,15 @@ class TensorFlowLoop(Loop):
         self._memory_error: OutOfMemoryError | None = None  # of another process, within a traced step
         self._is_begun = False
         super().__init__(*args, **settings)
+        self._check_settings()
+        if self.num_processes > 1 and tf.compat.v1.random.get_seed(0)[0] == _NO_SEED:
+            tf.random.set_seed(_NO_SEED)  # models, and the order of data sets, must be equal in all processes
+        self._is_begun = True
+
+    def _accumulation_changed(self) -> None:
+        self._is_plain = self.num_processes == 1 and self.accumulation_steps == 1
+
+    def _check_settings(self) -> None:
         if self.precision == "fp16-mixed":
             raise ConfigError(
                 "Loop: precision='fp16-mixed' scales the loss, but in Keras a LossScaleOptimizer does that",
@@ -124,12 +133,6 @@ class TensorFlowLoop(Loop):
                 hint="write sync_batchnorm=False for statistics of the rows of each process (moving "
                 "averages stay equal), or use keras.layers.GroupNormalization or LayerNormalization",
             )
-        if self.num_processes > 1 and tf.compat.v1.random.get_seed(0)[0] == _NO_SEED:
-            tf.random.set_seed(_NO_SEED)  # models, and the order of data sets, must be equal in all processes
-        self._is_begun = True
-
-    def _accumulation_changed(self) -> None:
-        self._is_plain = self.num_processes == 1 and self.accumulation_steps == 1
 
     def _seed_framework(self, seed: int) -> None:
         if not self._is_begun:  # later, it would change the order of new data sets in one process only
