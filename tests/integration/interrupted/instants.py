@@ -19,7 +19,7 @@ ENTRIES = {
     "preparing": "anyaccel.phases.runner.prepare",
     "placing": "anyaccel.phases.runner.place",
     "loading": "anyaccel.phases.runner.make_loaders",
-    "building": "anyaccel.phases.runner._build_pipeline",
+    "building": "anyaccel.phases.process_group.SingleProcess.build",
     "compiling": "anyaccel.phases.executor.pipeline.ChunkRunner.compile",
     "training": "anyaccel.phases.train_loop.TrainLoop._chunk",
     "validating": "anyaccel.phases.evaluation.Evaluation.run",

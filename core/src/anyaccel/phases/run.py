@@ -446,10 +446,9 @@ def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, 
         custom_step: Whether the step is a custom step.
     """
     gaps, cost, why = dict[str, str](), StepCost(), ""
-    costs = stages[0].backend.capability(StepCosts)
     if custom_step or len(stages) != 1:
         why = "the phase has a custom step" if custom_step else "a step has several segments"
-    elif costs is None:
+    elif (costs := stages[0].backend.capability(StepCosts)) is None:
         why = f"the plugin of {stages[0].backend.framework} does not report the work of a step"
     else:
         try:
