@@ -126,16 +126,22 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         if op.model is None:
             applied = concatenate_vjp(self._ops, op, inputs)
         else:
-            owner, key = self._layout.owner[op.label], rng.key(self._seed, op.label, self._draws)
-            keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
-            parameters, buffers = self._state.parameters[owner], self._buffers[owner]
-            applied = self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
+            owner, key = self._layout.owner[op.label], self._random_key(op)
+            applied = self._model_vjp(op, self._state.parameters[owner], self._buffers[owner], inputs, key)
             if op.trainable and applied.buffers is not None:
                 self._buffers[owner] = applied.buffers
         operation_outputs(op, applied.outputs, training=op.trainable)
         if needs_pullback:
             tape.append((op, applied))
         return applied.outputs
+
+    def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
+        keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
+        return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
+
+    def _random_key(self, op: Operation) -> Any:
+        """Return the key of an operation in this step, as `vjp` takes it."""
+        return rng.key(self._seed, op.label, self._draws)
 
     def _pull_loss(self, term: LossTerm, loss: LossResult, scale: Any, values: StepValues, sums: CotangentSums) -> None:
         if self._layout.needs_cotangent.isdisjoint(term.inputs):
