@@ -397,13 +397,16 @@ class LoopLoader(DeviceLoader):
         if self.processes.size == 1:
             return batch, Share(n_rows, n_rows, is_last, number)
         if n_rows is None:
-            raise DataError(
-                f"the rows of a batch of {self.loader!r} cannot be split over processes: nothing in it has rows",
-                hint="leave the loader out of prepare(), and read separate batches in each process",
-            )
+            raise self._without_rows()
         first, after = bounds(n_rows, self.processes.rank, self.processes.size)
         rows = slice(first, after) if after > first else slice(0, self._stand_in_rows)
         return self._take_rows(batch, rows, n_rows), Share(after - first, n_rows, is_last, number)
+
+    def _without_rows(self) -> DataError:
+        return DataError(
+            f"the rows of a batch of {self.loader!r} cannot be split over processes: nothing in it has rows",
+            hint="leave the loader out of prepare(), and read separate batches in each process",
+        )
 
     def _take_rows(self, batch: Any, rows: slice, n_rows: int) -> Any:
         """Return some of the `n_rows` rows of a batch."""
