@@ -39,7 +39,7 @@ from anyaccel.errors import ConfigError, DataError, StateError
 from anyaccel.rng import key
 from anyaccel.user_level import user_level
 from anyaccel_distributed.own_loop import Loop, LoopLoader, OwnLoops, Share
-from anyaccel_distributed.own_loop.loader import Window, bounds, digest
+from anyaccel_distributed.own_loop.loader import Window, bounds, digest, rows_of
 from anyaccel_distributed.own_loop.processes import LoopProcesses
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.module_traits import batch_coupling
@@ -1029,7 +1029,7 @@ class TorchLoader(TensorLoader):
         for batch in own:
             share = self._rows.shares.popleft()
             if share.rows == 0 and self._stand_in_rows == 0:
-                batch = self._take_rows(batch, slice(0, 0), self._rows_of(batch) or 0)
+                batch = self._take_rows(batch, slice(0, 0), rows_of(batch) or 0)
             yield batch, share
 
     def check_order(self, first: Any, every: Sequence[Any] | None) -> None:
