@@ -99,12 +99,83 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+CALLED_BY_OTHERS = {"_load_pyfunc", "_is_in_bad_fork"}
+"""Private functions that another library calls: MLflow, and torch."""
+OF_OTHERS = {"_replace", "_cdata"}
+"""Private attributes of classes of other libraries: named tuples, and torch."""
+
+
+def loose_ends(sources: dict[str, str]) -> list[str]:
+    """Private functions that nothing names, and private attributes of `self` that no class of the family has.
+
+    Neither mypy nor the tests of one class see a method that a subclass overrides and the class no longer calls, or
+    one that a class with `__getattr__` lacks: uncompiled steps of JAX drew other random numbers that way.
+    """
+    bases: dict[str, set[str]] = {}
+    has: dict[str, set[str]] = {}
+    needs: list[tuple[str, str, str]] = []
+    defined: dict[str, str] = {}
+    named: set[str] = set()
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and is_private(node.name):
+                defined[node.name] = path
+            elif isinstance(node, (ast.Attribute, ast.Name)):
+                named.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+            elif isinstance(node, ast.ClassDef):
+                bases.setdefault(node.name, set()).update(re.findall(r"\w+", " ".join(map(ast.unparse, node.bases))))
+                for child in ast.walk(node):
+                    if isinstance(child, ast.FunctionDef):
+                        has.setdefault(node.name, set()).add(child.name)
+                    elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                        has.setdefault(node.name, set()).add(child.id)
+                    elif isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
+                        has.setdefault(node.name, set()).add(child.attr)
+                    elif isinstance(child, ast.Attribute) and ast.unparse(child.value) in ("self", "super()"):
+                        needs.append((path, node.name, child.attr))
+                    elif isinstance(child, ast.Constant) and isinstance(child.value, str):  # __slots__, getattr
+                        has.setdefault(node.name, set()).add(child.value)
+
+    def above(name: str) -> set[str]:
+        found, left = {name}, [name]
+        while left:
+            new = bases.get(left.pop(), set()) - found
+            found |= new
+            left += new
+        return found
+
+    families = {name: above(name) for name in bases}
+    known: dict[str, set[str]] = {}  # with the classes beside it in those that derive from it
+    for of_class in families.values():
+        attributes = set().union(*(has.get(name, set()) for name in of_class))
+        for name in of_class:
+            known.setdefault(name, set()).update(attributes)
+    lost = [f"{path}: nothing calls {name}" for name, path in defined.items() if name not in named | CALLED_BY_OTHERS]
+    return lost + [
+        f"{path}: {owner} has no {name}"
+        for path, owner, name in needs
+        if is_private(name) and name not in known[owner] | OF_OTHERS
+    ]
+
+
 def test_core_names_no_framework(core_sources: dict[str, str]) -> None:
     assert not {
         path: named
         for path, source in core_sources.items()
         if (tables := TABLES.get(path, set())) is not None and (named := frameworks_named(source, tables))
     }
+
+
+def test_private_methods_are_called_and_exist(core_sources: dict[str, str], plugin_sources: dict[str, str]) -> None:
+    assert not loose_ends({**core_sources, **plugin_sources})
+
+
+def test_the_check_finds_private_methods_that_are_not_called_or_missing() -> None:
+    above = "class Above:\n    def step(self): return {}\n    def __getattr__(self, name): ...\n"
+    below = "class Below(Above):\n    def _key(self): return 1\n"
+    assert not loose_ends({"a": above.format("self._key()"), "b": below})
+    assert loose_ends({"a": above.format("0"), "b": below}) == ["b: nothing calls _key"]
+    assert loose_ends({"a": above.format("self._key()"), "b": "_key = 1"}) == ["a: Above has no _key"]
 
 
 def test_plugins_import_no_private_name_of_core(plugin_sources: dict[str, str]) -> None:
