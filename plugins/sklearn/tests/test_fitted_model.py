@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.preprocessing import StandardScaler
 
 import anyaccel as aa
 from anyaccel.errors import DataError, PhaseError, TransformError
+from anyaccel_sklearn.transforms.class_encoder import ClassEncoder
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
 
@@ -34,3 +36,13 @@ def test_an_output_of_no_class_is_not_decoded_as_another():
         TransformError, match=r"2 is not the index of a class\. Available: 0 to 1: no, yes\. Hint: use a"
     ):
         data.inverse(np.array([0, 2]), ["y"])
+
+
+def test_scaled_class_numbers_of_a_text_target_are_not_taken_for_classes() -> None:
+    x, y = np.random.default_rng(0).random((60, 3)).astype("float32"), np.array(["a", "b", "c"] * 20)
+    data = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], [], ["y"])
+    data = data.fit_transform(ClassEncoder(), "y", fit_on="all", role="target")
+    data = data.fit_transform(StandardScaler(), "y", fit_on="all")
+    fitted = aa.fit("mlp", data, loss="mse", epochs=1, framework="numpy", progress="none")
+    with pytest.raises(DataError, match="the target 'y' was text, but the meaning of outputs is known only"):
+        fitted.predict(x[:4])

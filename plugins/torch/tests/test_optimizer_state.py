@@ -140,9 +140,9 @@ def graph_of(model: nn.Module, data: aa.FeatureSet, optimizer: aa.Optimizer) -> 
     return aa.ModelGraph([aa.ModelNode("net", model, data.reference())], optimizer)
 
 
-def run(graph: aa.ModelGraph) -> None:
+def run(graph: aa.ModelGraph, **settings: Any) -> None:
     losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(BATCH), compile="off")
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(BATCH), compile="off", **settings)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 
@@ -269,6 +269,45 @@ def test_a_parameter_with_fewer_steps_than_its_node_keeps_its_own_count() -> Non
         model.both = reference.both = both
         by_hand(reference, data, optimizer)
         run(graph)
+    assert_equal(model, reference)
+
+
+class Lazy(torch.optim.Optimizer):
+    """Momentum whose state begins with the first gradient of a parameter, as a test of membership tells."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if parameter not in self.state:
+                    self.state[parameter] = {"velocity": torch.zeros_like(parameter)}
+                velocity = self.state[parameter]["velocity"].mul_(0.9).add_(parameter.grad)
+                parameter.sub_(velocity, alpha=group["lr"])
+
+
+class ReadsAndSwitches(aa.Callback):
+    """Read the optimizer's state after each epoch, and train all parameters from then on."""
+
+    def epoch_end(self, run: Any) -> None:
+        assert "net/optimizer/velocity/first.weight" in run.graph.state()
+        run.graph["net"].model.both = True
+
+
+def test_reading_states_in_a_run_changes_nothing_for_parameters_without_gradients() -> None:
+    data, model = table(), Partly()
+    model.both = False
+    reference = copy.deepcopy(model)
+    optimizer = Lazy(reference.parameters(), lr=0.05)
+    graph = graph_of(model, data, aa.Optimizer(Lazy, lr=0.05))
+    for _ in range(2):
+        by_hand(reference, data, optimizer)
+        reference.both = True
+    run(graph, epochs=2, callbacks=[ReadsAndSwitches()])
     assert_equal(model, reference)
 
 

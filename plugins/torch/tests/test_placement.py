@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import anyaccel as aa
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, OutOfMemoryError
 from anyaccel_torch.backend import TorchBackend
@@ -221,3 +222,15 @@ def test_out_of_memory_raises_out_of_memory_error() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
     with pytest.raises(RuntimeError, match="something else"), translate_errors("a test"):
         raise RuntimeError("something else")
+
+
+def test_a_model_that_is_there_keeps_shared_parameters_where_torch_replaces_them() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    weight = model[0].weight
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        aa.place(model, "cpu")
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    assert model[1].weight is model[0].weight is weight

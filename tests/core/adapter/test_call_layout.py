@@ -51,6 +51,12 @@ def test_a_list_keeps_its_order_whatever_the_order_of_the_inputs():
     assert CallLayout([("x", 1), ("x", 0)]).bind(["b", "a"]) == ([], {"x": ["a", "b"]})
 
 
+class Attributes(dict):
+    """A dict whose keys are attributes, too; it raises KeyError for others."""
+
+    __getattr__ = dict.__getitem__
+
+
 @pytest.mark.parametrize(
     ("returned", "found"),
     [
@@ -66,6 +72,11 @@ def test_a_list_keeps_its_order_whatever_the_order_of_the_inputs():
 def test_tensors_are_found_at_any_depth_and_nothing_else(returned, found):
     result = leaves(returned, np.ndarray)
     assert list(result) == list(found) and all(result[path] is found[path] for path in found)
+
+
+def test_a_dict_with_attributes_for_its_keys_is_a_dict():
+    """Its other attributes raise KeyError."""
+    assert leaves(Attributes(logits=A), np.ndarray) == {("logits",): A}
 
 
 def spec(path, axis=0, shape=(1,)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from anyaccel import AppliedLoss
 from anyaccel.adapter import VjpResult
+from anyaccel.data import FeatureSet
 from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError, StateError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import (
@@ -535,3 +537,26 @@ def test_a_training_phase_over_sgd_keeps_its_step_count(data, experiment):
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))], Optimizer("sgd", lr=0.1))
     experiment(graph).run_phase(TrainPhase("t", data="train", losses=[MSE], batch_size=4))
     assert graph.optimizer_states["net"].step == 4
+
+
+class FramesAbove(Callback):
+    """Finds arrays that the calls around a training hold in their own variables."""
+
+    held: list[str]
+
+    def epoch_end(self) -> None:
+        self.held, frame = [], sys._getframe()  # noqa: SLF001
+        while frame is not None:
+            for name, value in frame.f_locals.items():
+                if isinstance(value, np.ndarray) and len(value) == 61:
+                    self.held.append(f"{frame.f_code.co_name}: {name}")
+            frame = frame.f_back
+
+
+def test_no_call_around_a_training_holds_an_array_of_the_data() -> None:
+    """On another device, these arrays are copies that only take host memory."""
+    data = FeatureSet.from_dict("d", {"x": np.ones((61, 3)), "y": np.ones((61, 1))}, ["x"], ["y"])
+    graph = ModelGraph([ModelNode("net", SequentialMLP((1,)), data.reference())], Optimizer("sgd", lr=0.1))
+    frames = FramesAbove()
+    graph.run(TrainPhase("t", data="all", losses=[AppliedLoss("mse", on="net")], epochs=1, callbacks=[frames]))
+    assert frames.held == []

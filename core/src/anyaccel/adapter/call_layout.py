@@ -197,11 +197,10 @@ def leaves(result: Any, tensor_type: TensorType, path: Path = ()) -> dict[Path, 
     if isinstance(result, tensor_type):
         return {path: result}
     items: list[tuple[str | int, Any]] = []
-    fields = getattr(result, "_fields", None)
     if isinstance(result, Mapping):
         items = [(key, item) for key, item in result.items() if isinstance(key, str)]
-    elif fields is not None and isinstance(result, tuple):
-        items = list(zip(fields, result, strict=True))
+    elif isinstance(result, tuple) and hasattr(result, "_fields"):
+        items = list(zip(result._fields, result, strict=True))
     elif isinstance(result, (tuple, list)):
         items = list(enumerate(result))
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):

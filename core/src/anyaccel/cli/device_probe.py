@@ -66,7 +66,8 @@ def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -
     expected = None if machine is None else backend.capability(ExpectedDevices)
     if machine is not None and expected is not None:
         try:
-            devices = expected.expected_devices(machine)
+            found = expected.expected_devices(machine)
+            devices = None if found is None else dict(found)
         except Exception as error:
             plugin.add_fault("expected_devices() of its backend", f"raised {type(error).__name__}: {error}")
     if devices is None:

@@ -37,11 +37,12 @@ def load_object(reference: str) -> tuple[ModuleType, Any]:
     is_file = name.endswith(".py")
     with redirect_stdout(sys.stderr):
         print_line(f"running {name}", stderr=True)
-        first = sys.path[:1]  # the working directory, if `python -m anyaccel` has put it there
-        implicit = bool(first) and first[0] in ("", str(Path.cwd())) and Path(sys.argv[0]).name == "__main__.py"
-        if implicit:
-            sys.path.pop(0)
+        first, implicit = sys.path[:1], False
         try:
+            # the working directory, if `python -m anyaccel` has put it there
+            implicit = bool(first) and first[0] in ("", str(Path.cwd())) and Path(sys.argv[0]).name == "__main__.py"
+            if implicit:
+                sys.path.pop(0)
             module = _run_file(Path(name)) if is_file else importlib.import_module(name)
         except AnyaccelError:
             raise

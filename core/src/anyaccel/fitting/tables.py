@@ -449,7 +449,8 @@ def class_labels(data: FeatureSet) -> dict[str, Sequence[Any]]:
     """Return the classes of encoded targets by name, in the order of their numbers."""
     labels: dict[str, Sequence[Any]] = {}
     for fitted in data.transforms:
-        labels.update(dict.fromkeys(fitted.results, fitted.class_labels))
+        for name in fitted.results:  # a later transform of the numbers has no classes, and they keep their meaning
+            labels[name] = fitted.class_labels or labels.get(name, ())
     return labels
 
 

@@ -39,7 +39,6 @@ from anyaccel.graph.shape_inference import (
     is_floating,
     lifted,
     matched,
-    path_name,
     training_only_inputs,
     with_batch,
 )
@@ -364,11 +363,8 @@ class _Resolver:
         for member in part:
             node = nodes[member]
             returned, training = shapes.returned.get(member, ()), shapes.training.get(member, ())
-            added: dict[str, OutputSpec] = {}  # what the model returns once for a batch, where a loss takes it
-            for output in returned:
-                name = f"{member}.{path_name(output.path)}"
-                if output.batch_axis is None and name in self.compared_values:
-                    added[name] = output
+            once = shapes.batch_values(member)  # for a batch
+            added = {name: output for name, output in once.items() if name in self.compared_values}
             usual = shapes.outputs[member]
             extra = shapes.training_only.get(member, ()) if member in self.in_training else ()
             results: list[OutputSpec | None] = [*with_batch(returned)]
@@ -840,9 +836,7 @@ class LossBinder:
         Raises:
             ShapeError: a column has neither one weight for each sample nor one for each position.
         """
-        for text in (loss.sample_weight, loss.mask):
-            if text is None:
-                continue
+        for text in loss.weights:
             chosen = named_column(text, self.nodes)
             if chosen is None:
                 raise ColumnError(

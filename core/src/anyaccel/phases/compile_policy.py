@@ -42,7 +42,7 @@ class CompilePolicy(LoopExtension):
     expects another change after as many steps as before, and compiles if that pays off for these steps.
 
     An estimate costs time, and a framework may import its compiler for it: none is requested until steps were timed,
-    except before the first step, or if the remaining steps are short.
+    except before the first step; nor if the remaining steps are short.
 
     If everything is computed on the host, the time of a step is the processor time if that is less than the elapsed
     time: otherwise the load of other processes would make a compilation seem worthwhile.
@@ -207,9 +207,9 @@ class CompilePolicy(LoopExtension):
             outcome = "steps are compiled each time" if pays else "steps stay uncompiled"
             self._log_event(
                 "compile",
-                f"{outcome}, because {self._cause} again: {costs} and saves {_duration(max(saved, 0.0))}. Hint: "
-                "change it "
-                "every few epochs, or store it in a variable of the framework that is an argument of the compiled code",
+                f"{outcome}, because {self._cause} again: {costs} and saves {_duration(max(saved, 0.0))}. Hint: change "
+                "it every few epochs, or store it in a variable of the framework that is an argument of the compiled "
+                "code",
             )
         if pays:
             self._is_dropped = False

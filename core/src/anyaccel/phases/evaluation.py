@@ -384,9 +384,8 @@ def compared(phase: PhaseSettings, graph: ModelGraph, values: Iterable[str]) -> 
             if chosen is not None:
                 label, samplers = chosen.feature_set.label, phase.sampled_by
                 sampler = samplers.get(label) if isinstance(samplers, Mapping) else samplers
-                streams: tuple[str, ...] = getattr(
-                    sampler, "streams", ()
-                )  # without a sampler, all streams are the rows
+                # without a sampler, all streams are the rows
+                streams: tuple[str, ...] = getattr(sampler, "streams", ())
                 columns[value] = f"{label}@{chosen.stream}" if chosen.stream in streams[1:] else label, chosen.names
                 break
     return columns

@@ -150,8 +150,9 @@ def with_figures(
         for assignment in plan.assignments:
             if (assignment.framework, assignment.device) == place:
                 model = getattr(graph[assignment.node], "model", None)
-                is_there = model is not None and assignment.backend.device_of(model) == assignment.device
-                taken += 0 if known.is_of_this_machine and is_there else assignment.resident_nbytes
+                is_there = known.is_of_this_machine and model is not None
+                is_there = is_there and assignment.backend.device_of(model) == assignment.device
+                taken += 0 if is_there else assignment.resident_nbytes
         if before:
             free[place] = max(before - taken, 0)
     added = bytes_added_by_training(plan, resolution.segments, graph.optimizer_states)

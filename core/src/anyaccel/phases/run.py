@@ -399,7 +399,7 @@ def run_stats(
         samples_per_second=None if timed is None else timed.samples / timed.seconds,
         flops_per_step=work.cost.flops,
         model_flops_utilization=work.utilization(steps),
-        not_covered=work.not_covered,
+        not_covered=dict(work.not_covered),
     )
 
 

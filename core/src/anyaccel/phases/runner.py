@@ -357,8 +357,8 @@ class PhaseExecution:
         for part in parts:
             for note in part.factory.notes():
                 run.log_event("source", note)
-            for key, array in part.factory.arrays.items():
-                arrays[f"{part.part.label}: {key}"] = array
+            # No loop: its variable would keep an array through the training, which runs within this call.
+            arrays |= {f"{part.part.label}: {key}": array for key, array in part.factory.arrays.items()}
             factories.append(part.factory)
             names.append(f"the data of {part.part.label}")
             n_bytes += sum(part.factory.nbytes().values())

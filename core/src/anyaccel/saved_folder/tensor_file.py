@@ -115,6 +115,7 @@ def write(
             contents = contents[count:]
             if pause is not None:
                 pause()
+        del contents  # it may hold a copy of the tensor, which must not live while the next is made
         tensors[name] = f"{crc:08x}"
     return Digests(_sha256(header), tensors), len(header) + begin
 

@@ -96,7 +96,7 @@ def _attempt(
                 how = f"exit status {code}" if code > 0 else f"signal {-code}"
                 with suppress(OSError, ValueError):  # the status tells it as well
                     print(f"anyaccel run: replica {rank} ended with {how}; {then}", file=sys.stderr)
-                until = time.monotonic() + _ERROR_SECONDS
+                until = time.monotonic() + _ERROR_SECONDS  # the others may print an error that says more
                 while time.monotonic() < until and any(process.poll() is None for process in processes):
                     time.sleep(_POLL_SECONDS)
                 return code if code > 0 else 128 - code

@@ -80,8 +80,6 @@ class JaxExchange(JaxPlacement, Exchange):
             return self.move(foreign, device)
         if isinstance(foreign, (np.generic, np.ndarray)) and not _is_exportable(foreign):
             return self.from_host(np.asarray(foreign), device)
-        import jax
-
         if isinstance(foreign, np.ndarray):
             check_dtype(foreign.dtype)
         try:

@@ -29,7 +29,7 @@ def scalar_loss(loss: Loss) -> Loss:
     library = keras_library()
     if library.is_loss(loss.own):
         return Loss(library.loss_function(loss, jnp.mean))
-    function = make_loss(loss)
+    function, name = make_loss(loss), loss.name  # keys of compiled steps have what `call` reads: not the whole spec
 
     @wraps(function, updated=())
     def call(*arguments: Any) -> Any:
@@ -40,10 +40,10 @@ def scalar_loss(loss: Loss) -> Loss:
                 raise
             shown = ", ".join(f"{value.dtype}{list(value.shape)}" for value in arguments)
             raise SpecError(
-                f"the loss {loss.name!r} needs integer targets, but it was called with {shown}",
+                f"the loss {name!r} needs integer targets, but it was called with {shown}",
                 cause=str(error),
                 hint="cast class indices: feature_set.cast({'y': 'int32'}), or y.astype('int32')",
             ) from error
 
-    call.__name__ = loss.name
+    call.__name__ = name
     return Loss(call)

@@ -830,8 +830,8 @@ class JaxLoader(LoopLoader):
         return [*super()._marks_of_epoch(), self._shapes]
 
     def _check_shapes(self, contents: Any, number: int) -> None:
-        """Compare shapes that are new with those of the processes that were here before; `_check_totals` finds the
-        others.
+        """Compare shapes that are new with those of the processes that were here before; the end of the epoch finds
+        the others.
 
         Raises:
             DataError: They differ.

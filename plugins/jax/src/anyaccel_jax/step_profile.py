@@ -27,9 +27,8 @@ class JaxProfiler(ProfilesSteps):
                 yield jax.profiler.TraceAnnotation
             finally:
                 jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
-                content = next(
-                    Path(folder).rglob("*.xplane.pb")
-                ).read_bytes()  # the trace beside it does not say which program ran
+                # the trace beside it does not say which program ran
+                content = next(Path(folder).rglob("*.xplane.pb")).read_bytes()
                 planes = jax.profiler.ProfileData.from_serialized_xspace(content).planes
                 events = [event for number, plane in enumerate(planes, start=1) for event in _events(plane, number)]
                 is_cached = bool(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]

@@ -282,9 +282,8 @@ def slurm(entries: Sequence[RequestEntry], ordered: bool) -> list[str]:
     Raises:
         ConfigError: alternatives that differ in more than the product, or that Slurm cannot express.
     """
-    first = entries[0]
+    first, several = entries[0], len(entries) > 1
     for entry in entries:
-        several = len(entries) > 1
         bare = replace(entry, memory_gb=0, form="")
         by_hand = f"write '{bare}', and add your site's name for it yourself (sinfo -o '%G %f' lists them)"
         hints = {"index": "write 'gpu', or 'gpu:any:2' for two", "form": by_hand}

@@ -34,9 +34,8 @@ _CORES_OF_TWO = ("v4", "v5p")  # the number in the name of a slice counts Tensor
 _SLICE = re.compile(r".*?(?<!\d)\d+g\.(\d+)gb(?:\s*[:=]\s*(\d+))?", re.IGNORECASE)
 _INDICES = re.compile(r"(?:(gpu|cuda|rocm|tpu)[:_-]?)?(\d{1,3}(?:\s*[,+]\s*\d{1,3})*)", re.IGNORECASE)
 _RANGE = re.compile(r"(gpu|cuda|rocm|tpu):(\d{1,2})-(\d{1,2})", re.IGNORECASE)
-_PATH = re.compile(
-    r"/(?:\w+:\w+/)*(?:device:)?(cpu|gpu|tpu):(\d{1,3})", re.IGNORECASE
-)  # a path of jobs, tasks and devices
+# a path of jobs, tasks and devices
+_PATH = re.compile(r"/(?:\w+:\w+/)*(?:device:)?(cpu|gpu|tpu):(\d{1,3})", re.IGNORECASE)
 _PARTS = re.compile(r"(?:SXM|PCIe|NVL|OAM)\d?\b|\d+\s?GB?\b", re.IGNORECASE)
 _LONGEST = 200  # the expressions below take the square of the length, and more
 _OPTION = re.compile(r"(mem|cores|nodes)=|price<=", re.IGNORECASE)

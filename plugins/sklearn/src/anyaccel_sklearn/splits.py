@@ -153,7 +153,7 @@ class SplitConstraints:
         Raises:
             SplitError: A stratum is too small, there are too few groups, or a group is in two strata.
         """
-        least = Fraction(1, _DENOMINATOR)
+        least = Fraction(1, _DENOMINATOR)  # 0.1 is meant as 1/10, not as the nearest float
         meant = {name: max(share.limit_denominator(_DENOMINATOR), least) for name, share in shares.items()}
         shares = {name: share / sum(meant.values()) for name, share in meant.items()}
         counts = np.array([list(rounded_counts(label, len(order), shares).values())])
@@ -338,6 +338,7 @@ def apportion(sizes: Sequence[int], shares: Sequence[Fraction], totals: Sequence
     low = np.array([math.floor(share * n) for share in shares]) - assigned
     high = np.array([math.ceil(share * n) for share in shares]) - assigned
     for bound in (high, low, np.asarray(totals) - assigned):
+        # It ends: each shift brings one split nearer to its bound, and shares that add up to 1 leave a place for it.
         while _shift(rounded_up, fractional, rounded_up.sum(axis=0) > bound, rounded_up.sum(axis=0) < bound):
             pass
     return np.asarray(base + rounded_up)

@@ -66,6 +66,7 @@ def from_foreign(foreign: Any) -> tf.Tensor:
     if memory.device == _HOST_DEVICE and not _is_usable(memory):
         if memory.kind == "?" or memory.size == 0:
             raise BufferError("TensorFlow does not have its dtype")
+        # NumPy has no bfloat16: its two bytes are copied
         dtype = np.dtype("u2" if memory.kind == "bf" else f"{memory.kind}{memory.size}")
         low = sum(min((extent - 1) * stride, 0) for extent, stride in zip(memory.shape, memory.strides, strict=True))
         high = sum(max((extent - 1) * stride, 0) for extent, stride in zip(memory.shape, memory.strides, strict=True))

@@ -213,7 +213,7 @@ def call_model(model: Any, inputs: Sequence[Any], train: bool, layout: CallLayou
     method: Any = type(model).__call__
     if not isinstance(method, tf.types.experimental.PolymorphicFunction):
         call = method
-    elif tf.executing_eagerly():
+    elif tf.executing_eagerly():  # autograph is for traces alone
         call = method.python_function
     else:
         call = tf.autograph.to_graph(method.python_function)

@@ -63,8 +63,8 @@ class TensorFlowStepCosts(StepCosts):
             read = [x for operation in after for x in operation.inputs if x.op in before]
             constants = {x.ref() for x in stopped}
             made = {x.ref(): x for tensor in [*results, *read] for x in _computed(tensor, constants)}
-            kept[op.label], outputs = sum(_size(x) for x in made.values()), results
-            return outputs
+            kept[op.label] = sum(_size(x) for x in made.values())
+            return results
 
         def run(*inputs: Any) -> None:
             dataflow.run(inputs, call)

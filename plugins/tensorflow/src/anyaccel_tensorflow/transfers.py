@@ -130,7 +130,8 @@ def _replace(held: Iterable[Any], name: str) -> Swaps:
     swaps = {}
     for variable, copy in pairs:
         if keras().is_keras_variable(variable):
-            # Let a Keras variable hold another tf.Variable
+            # Neither TensorFlow nor Keras can move a variable, and Keras has no public way to hold another tf.Variable.
+            # Whoever shares the Keras variable asks it for `value`.
             before, variable._value = variable.value, copy  # noqa: SLF001
             if hasattr(before, "_unique_id"):  # by which optimizers know the variables that they were built for
                 copy._unique_id = before._unique_id  # noqa: SLF001

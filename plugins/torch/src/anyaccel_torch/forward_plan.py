@@ -98,9 +98,8 @@ class ForwardPlan:
     def _add(self, operation: Operation, device: torch.device) -> None:
         sources = [self.slot(name, device) for name in operation.inputs]
         targets = [self._add_value(name, device) for name in operation.outputs]
-        source, target = [*sources, -1][0], [*targets, -1][0]
         if operation.model is None:
-            axis = operation.axis
+            (joined,), axis = targets, operation.axis
 
             def concatenate(values: list[Any]) -> None:
                 parts = [values[source] for source in sources]
@@ -111,7 +110,7 @@ class ForwardPlan:
                         f"its inputs have {parts[0].ndim - 1} axes per sample, and the batch is never concatenated",
                         hint="use an axis of a sample",
                     )
-                values[target] = torch.cat(parts, batch_axis)
+                values[joined] = torch.cat(parts, batch_axis)
 
             self._append(concatenate, sources)
             return
@@ -121,20 +120,6 @@ class ForwardPlan:
         layouts = layout_of(operation, training=False), layout_of(operation, training=True)
         returned_by = output_tensors if layouts == (POSITIONAL, POSITIONAL) else tuple  # a layout gives a tuple
         model = self._bound(operation, device, layouts)
-
-        def run_one(values: list[Any]) -> None:
-            nonlocal model
-            try:
-                result = model(values[source])
-            except (RuntimeError, ValueError) as error:
-                if torch.is_grad_enabled() or not needs_gradients(error):
-                    _name_node(error, operation, [values[source]])
-                    raise
-                model = with_gradients(model, operation.model)
-                result = model(values[source])
-            if not isinstance(result, Tensor):
-                (result,) = operation_outputs(operation, output_tensors(result), training=torch.is_grad_enabled())
-            values[target] = result
 
         def run_many(values: list[Any]) -> None:
             nonlocal model
@@ -151,7 +136,26 @@ class ForwardPlan:
             for slot, output in zip(targets, outputs, strict=True):
                 values[slot] = output
 
-        self._append(run_one if len(sources) == len(targets) == 1 else run_many, sources, operation.label)
+        if len(sources) != 1 or len(targets) != 1:
+            self._append(run_many, sources, operation.label)
+            return
+        (source,), (target,) = sources, targets
+
+        def run_one(values: list[Any]) -> None:
+            nonlocal model
+            try:
+                result = model(values[source])
+            except (RuntimeError, ValueError) as error:
+                if torch.is_grad_enabled() or not needs_gradients(error):
+                    _name_node(error, operation, [values[source]])
+                    raise
+                model = with_gradients(model, operation.model)
+                result = model(values[source])
+            if not isinstance(result, Tensor):
+                (result,) = operation_outputs(operation, output_tensors(result), training=torch.is_grad_enabled())
+            values[target] = result
+
+        self._append(run_one, sources, operation.label)
 
     def _bound(
         self, operation: Operation, device: torch.device, layouts: tuple[CallLayout, CallLayout]
@@ -173,7 +177,7 @@ class ForwardPlan:
             if recomputes and casts:  # the parts would be computed again with tensors that are not cast
                 assert isinstance(operation.model, torch.nn.Module)
                 model = recomputed(model, [operation.model])
-        if max(map(self._readers.__getitem__, operation.inputs), default=0) <= 1:
+        if all(self._readers[name] <= 1 for name in operation.inputs):
             return model
         parts = submodules(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
         writes = any(getattr(part, "inplace", False) for part in parts)

@@ -55,15 +55,19 @@ def _library(module: Any) -> TorchLayers:
 def outermost(module: nn.Module) -> list[Any]:
     """Return the Keras layers in a module that are in no other Keras layer; the module itself if it is one."""
     keras = library()
-    found: dict[Any, None] = {}
+    found: list[Any] = []
+    seen: set[nn.Module] = set()
     waiting = [module] if keras.module is not None else []
     while waiting:
         part = waiting.pop()
+        if part in seen:  # shared, or a child that refers to its parent
+            continue
+        seen.add(part)
         if keras.is_layer(part):
-            found[part] = None
+            found.append(part)
         else:
             waiting += reversed(list(part.children()))
-    return list(found)
+    return found
 
 
 def unbuilt(module: nn.Module) -> list[Any]:

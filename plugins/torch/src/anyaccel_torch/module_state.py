@@ -122,12 +122,16 @@ def move_module(module: nn.Module, target: torch.device) -> nn.Module:
                     hint="create the model inside keras.device(...) of that device",
                 ) from error
     shared: dict[int, _Shared] = {}
-    keeps_tensors = not torch.__future__.get_swap_module_params_on_conversion()
+    future = torch.__future__  # settings by which `to` replaces parameters that are on the device already
+    keeps_tensors = not (
+        future.get_swap_module_params_on_conversion() or future.get_overwrite_module_params_on_conversion()
+    )
     for part in module.modules():
         for registry in (part._parameters, part._buffers):
             for name, tensor in registry.items():
                 if tensor is not None:
-                    keeps_tensors = keeps_tensors and tensor.device == target
+                    is_plain = type(tensor) in (Tensor, nn.Parameter)  # `to` may replace others
+                    keeps_tensors = keeps_tensors and is_plain and tensor.device == target
                     shared.setdefault(id(tensor), _Shared(tensor)).places.append((registry, name))
     if keeps_tensors:  # it is there, and no tensor becomes another
         return module.to(target)

@@ -275,8 +275,8 @@ class OptimizerSnapshot:
 
     def restore(self, optimizer: torch.optim.Optimizer) -> None:
         """Write the copy back; it stays usable."""
+        optimizer.state.clear()  # first, so that its memory is free for the copies
         state, groups = _copied(self.state, self.groups)
-        optimizer.state.clear()
         optimizer.state.update(state)
         optimizer.param_groups[:] = groups
         if self.attributes is not None:

@@ -345,17 +345,19 @@ class GroupOptimizer:
             for name, values in self._held.get(node, {}).items():  # those of switched-off parameters are unchanged
                 result[name] = own_slots(values) | ({"step": values["step"]} if "step" in values else {})
             count = self._steps_before[node] + self._steps[node]
-            steps = {} if self._optimizer is None else read_steps(self._optimizer, named.values())
-            for i, (name, parameter) in enumerate(named.items() if self._optimizer is not None else ()):
-                slots = encoded_slots(self._state_of(parameter), core_slots)
-                step = steps.get(parameter, count)
-                if step != count or (parameter in steps and not slots):
-                    slots["step"] = torch.tensor(step)
-                for slot, value in shared.get(parameter, {}).items():
-                    if i == 0 or value.ndim == 0:  # larger ones are kept once
-                        slots[slot] = value
-                if slots:
-                    result[name] = slots
+            if self._optimizer is not None:
+                steps = read_steps(self._optimizer, named.values())
+                for i, (name, parameter) in enumerate(named.items()):
+                    # `state` is a defaultdict: an entry for a parameter without gradients would look like a step done
+                    slots = encoded_slots(self._optimizer.state.get(parameter, {}), core_slots)
+                    step = steps.get(parameter, count)
+                    if step != count or (parameter in steps and not slots):
+                        slots["step"] = torch.tensor(step)
+                    for slot, value in shared.get(parameter, {}).items():
+                        if i == 0 or value.ndim == 0:  # larger ones are kept once
+                            slots[slot] = value
+                    if slots:
+                        result[name] = slots
             if copies:
                 result = {name: {slot: v.clone() for slot, v in values.items()} for name, values in result.items()}
             states[node] = NodeState(count, result)

@@ -252,3 +252,11 @@ def test_a_data_set_is_read_by_one_thread_at_a_time() -> None:
     for thread in threads:
         thread.join()
     assert len(most) == 10 and max(most) == 1
+
+
+def test_a_refused_batch_does_not_set_the_shape_of_others() -> None:
+    rows = [{"x": np.zeros(2)}, {"x": np.zeros(3)}, {"x": np.ones(3)}]
+    source = MapSource("s", rows, features=["x"])
+    with pytest.raises(SourceError, match="row 1 of source 's'"):
+        source.gather([0, 1])
+    assert source.gather([1, 2])["x"].shape == (2, 3)

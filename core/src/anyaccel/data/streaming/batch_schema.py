@@ -78,6 +78,10 @@ class BatchSchema:
                 self.check(name, position, array)
         return arrays
 
+    def spec_of(self, name: str, rows: np.ndarray) -> RowSpec:
+        """Return the spec of the rows before; if there are none, that of `rows`, which sets nothing."""
+        return self._specs.get(name) or RowSpec.of(rows)
+
     def check(self, name: str, position: object, rows: np.ndarray) -> None:
         """Check that rows [n, *shape] of a column are like those before them."""
         self._specs.setdefault(name, RowSpec.of(rows)).check(name, position, rows)

@@ -292,8 +292,9 @@ class MapSource(Source):
             else:
                 shape, dtype = uniform[0].shape, uniform[0].dtype
                 if not all(array.shape == shape and array.dtype == dtype for array in uniform):
+                    spec = self._schema.spec_of(name, uniform[0][None])  # a refused batch sets none for others
                     for number, array in zip(numbers, uniform, strict=True):  # the error has the first that differs
-                        self._schema.check(name, _RowPosition(self._label, number), array[None])
+                        spec.check(name, _RowPosition(self._label, number), array[None])
                 column = number_array(name, np.stack(uniform))
         self._schema.check(name, position, column)
         return column

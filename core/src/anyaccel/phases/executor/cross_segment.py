@@ -259,6 +259,14 @@ class CrossSegmentStep:
                 outputs, pairs = stage.program.forward(inputs)
             values.update(zip(stage.segment.outputs, outputs, strict=True))
             losses.append(Losses(stage.backend, 0, tuple(pairs), pairs=pairs))
+        self._backward(pullbacks)
+        for watch in self.watchers:
+            self.is_updating = True
+            watch(values, span_of)
+        return [stage for stage, _ in pullbacks]
+
+    def _backward(self, pullbacks: Sequence[tuple[PipelineStage, Any]]) -> None:
+        """Call pullbacks, the last first. Its cotangents end with it, before anything watches the step."""
         cotangents: dict[str, Any] = {}
         for stage, pullback in reversed(pullbacks):
             gradients = pullback(tuple(cotangents.get(name) for name in stage.segment.outputs))
@@ -266,10 +274,6 @@ class CrossSegmentStep:
                 if cotangent is not None:
                     moved, name = target.transfer(cotangent), target.name
                     cotangents[name] = moved if name not in cotangents else cotangents[name] + moved
-        for watch in self.watchers:
-            self.is_updating = True
-            watch(values, span_of)
-        return [stage for stage, _ in pullbacks]
 
 
 def _gather(

@@ -143,11 +143,10 @@ class MemoryBudget:
     def measured(cls, factories: Sequence[LoaderFactory], training_bytes: Mapping[Place, int]) -> MemoryBudget:
         """Return the memory of every device that rows go to, measured now."""
         free: dict[Place, int] = {}
-        for factory in factories:
-            for place in factory.nbytes():
-                nbytes = free_memory(place)
-                if nbytes is not None:
-                    free[place] = nbytes
+        for place in {place for factory in factories for place in factory.nbytes()}:
+            nbytes = free_memory(place)
+            if nbytes is not None:
+                free[place] = nbytes
         return cls(free, training_bytes)
 
     def exceeded(self, needs: Mapping[Place, int]) -> Place | None:

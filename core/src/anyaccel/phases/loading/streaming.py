@@ -192,9 +192,11 @@ class StreamingLoader(BatchLoader):
             streamed = [column for column in self._columns if column.name not in self._resident]
             self._orders = load_orders(streamed, dict.fromkeys(map(stream_of, streamed), as_they_lie))
         if not self._buffers:
+            made: list[_Buffers] = []  # all or none, as memory may be short for the second
             for _ in range(BUFFERS if self._ahead else 1):
                 arrays = {column.names[0]: column.buffer(self._block_rows) for column in self._copied_columns}
-                self._buffers.append(_Buffers(arrays=arrays))
+                made.append(_Buffers(arrays=arrays))
+            self._buffers = made
 
     def _split(self, steps: EpochSteps) -> Iterator[StepBlock]:
         return steps.single_steps() if self._alone else steps.blocks(self._block_steps)
@@ -207,10 +209,9 @@ class StreamingLoader(BatchLoader):
                 filled = self.fill(block, buffer.arrays)
                 copies: dict[str, AsyncCopy] = {}
                 for column in self._copied_columns:
-                    copy = column.backend.copy_async(filled[column.names[0]], column.device)
-                    buffer.copies.append(copy)
-                    copies.update(dict.fromkeys(column.names, copy))
-                del filled, copy
+                    buffer.copies.append(column.backend.copy_async(filled[column.names[0]], column.device))
+                    copies.update(dict.fromkeys(column.names, buffer.copies[-1]))
+                del filled
                 yield block, copies
                 del copies
         finally:

@@ -48,19 +48,16 @@ class Equinox(Model):
     """
 
     def __init__(self, module: eqx.Module, state: eqx.nn.State | None = None) -> None:
-        if state is None:
-            if not any(map(_is_state_index, jax.tree.leaves(module, is_leaf=_is_state_index))):
-                module, state = module, None
-            else:
-                try:
-                    pair: tuple[Any, Any] = eqx.nn.make_with_state(lambda: module)()
-                except ValueError as error:
-                    raise ShapeError(
-                        f"the state of {type(module).__name__} is missing",
-                        cause="it was created by eqx.nn.make_with_state, which returns module and state",
-                        hint="pass both to the node: anyaccel_jax.Equinox(module, state)",
-                    ) from error
-                module, state = pair
+        if state is None and any(map(_is_state_index, jax.tree.leaves(module, is_leaf=_is_state_index))):
+            try:
+                pair: tuple[Any, Any] = eqx.nn.make_with_state(lambda: module)()
+            except ValueError as error:
+                raise ShapeError(
+                    f"the state of {type(module).__name__} is missing",
+                    cause="it was created by eqx.nn.make_with_state, which returns module and state",
+                    hint="pass both to the node: anyaccel_jax.Equinox(module, state)",
+                ) from error
+            module, state = pair
         arrays, self._static = eqx.partition(module, eqx.is_array)
         self._arrays, self._state = NamedTree(arrays), None if state is None else NamedTree(state)
         copied = {name: copy_array(leaf) for name, leaf in named_leaves(arrays).items()}

@@ -211,7 +211,7 @@ class ExactSearch:
         for i, cost in enumerate(self.options[unit]):
             if self.visits >= self.until:
                 return
-            classes = self.classes
+            classes = self.classes  # an idle device gives the same results as an earlier idle one of its class
             if not self.count[cost.device] and any(
                 not self.count[e] and classes[e] == classes[cost.device] for e in range(cost.device)
             ):

@@ -57,6 +57,7 @@ def plan_blocks(
         ConfigError: A value is wrong, or a name is unknown or occurs twice.
         OutOfMemoryError: Not all blocks fit, and `offload` does not allow offloading, or the tiers lack room.
     """
+    settings = _settings(training, optimizer_ratio, tokens, offload_buffers)
     blocks = _named(blocks, Block, "blocks", "[Block(name='layer', parameter_bytes=1024)]")
     devices = _named(devices, DeviceSpec, "devices", "[DeviceSpec(name='gpu:0', memory=2**34)]")
     connections = _edges(edges, blocks)
@@ -74,7 +75,7 @@ def plan_blocks(
                 available=", ".join(sorted(kinds)),
                 hint="set its seconds for an available kind of device",
             )
-    problem = Problem(blocks, connections, devices, _settings(training, optimizer_ratio, tokens, offload_buffers))
+    problem = Problem(blocks, connections, devices, settings)
     check(ConfigError, WHERE, "objective", objective, OBJECTIVES.__contains__, "'throughput' or 'latency'", "'latency'")
     check(ConfigError, WHERE, "offload", offload, OFFLOADS.__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
     fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, OffloadTier) for each in it)  # noqa: E731

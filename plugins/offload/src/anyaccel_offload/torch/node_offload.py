@@ -102,7 +102,6 @@ class TorchOffload(OffloadModels):
                     )
         slots = {device: n for device, n in entries.slots.items() if n == 1} if isinstance(entries, DeviceMap) else {}
         slots_by_name = {str(Device.parse(device)): n for device, n in slots.items()}
-        shared = shared_tensors(model, [block.name for block in blocks])
         sizes = [_nbytes(model, block.name, shared) for block in blocks]
         passes = 3 if request.training else 1
         made = [

@@ -63,10 +63,11 @@ class _Home:
         if stays_in_file or (self.tensor.device == device and not isinstance(self.tensor, StoredTensor)):
             return
         with torch.no_grad(), translate_errors(f"{self.where[0].name} on {device}"):
-            tensor, made = self.tensor, self.tensor
+            tensor = self.tensor
+            made: Tensor
             if isinstance(tensor, StoredTensor):
                 made = nn.Parameter(tensor.read().to(device), requires_grad=tensor.requires_grad)
-            elif isinstance(tensor, nn.Parameter):
+            elif isinstance(tensor, nn.Parameter):  # it stays the same object if torch supports that
                 made = nn.ParameterList([tensor]).to(device)[0]
             else:
                 made = tensor.to(device)
@@ -114,18 +115,7 @@ class Offload:
         self.pinned: dict[torch.device, PinnedMemory] = {}
         self.stagings: dict[torch.device, Staging] = {}
         self._handles: list[RemovableHandle] = []
-        # Move each tensor to its place; tensors of several blocks, or of none, stay on a device
-        homes: dict[int, _Home] = {}
-        by_name = {place.name: place for place in self.blocks}
-        for where in places(model):
-            block, is_inside = self._block_of(where.name, by_name)
-            home = homes.setdefault(id(where.tensor), _Home(tensor=where.tensor))
-            home.where.append(where)
-            home.blocks[block.name if is_inside else ""] = block
-            follows = where.kind == "_parameters" or self._offload_buffers
-            home.stays |= not (is_inside and block.tier and follows)
-        for home in homes.values():
-            home.settle()
+        self._place_tensors(model)
         # The blocks with tensors outside of their device.
         counts: dict[torch.device, int] = {}
         made = {}
@@ -202,6 +192,23 @@ class Offload:
             signature = inspect.signature(plain.save_pretrained)
             vars(model)["save_pretrained"] = save_pretrained
 
+    def _place_tensors(self, model: nn.Module) -> None:
+        """Move each tensor to its place; tensors of several blocks, or of none, stay on a device.
+
+        The old tensors end with this call, before memory is pinned.
+        """
+        homes: dict[int, _Home] = {}
+        by_name = {place.name: place for place in self.blocks}
+        for where in places(model):
+            block, is_inside = self._block_of(where.name, by_name)
+            home = homes.setdefault(id(where.tensor), _Home(tensor=where.tensor))
+            home.where.append(where)
+            home.blocks[block.name if is_inside else ""] = block
+            follows = where.kind == "_parameters" or self._offload_buffers
+            home.stays |= not (is_inside and block.tier and follows)
+        for home in homes.values():
+            home.settle()
+
     @property
     def device(self) -> torch.device:
         """The device of the first block, for inputs."""
@@ -253,8 +260,6 @@ class Offload:
         self.pinned[device] = pinned
         self.stagings[device] = Staging(CopyEngine(device, pinned, pool, slots), blocks, slots)
         pool.limit = self.stagings[device].capacity
-
-    # -- hooks ---------------------------------------------------------------------------------------------------------
 
 
 @call_hints

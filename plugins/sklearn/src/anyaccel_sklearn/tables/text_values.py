@@ -23,7 +23,8 @@ _LIKE = {
     rf"\d{{1,2}}\.?[ -]{_MONTH}[ -]\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})([T ,].*)?$",
 }
 _THOUSANDS = r"^\s*[-+$€£¥]*\s*\d{1,3}(,\d{2,3})*,\d{3}(\.\d*)?\s*[%$€£¥]?\s*$"
-_COMMA, _SYMBOLS, _DOTTED = r",", r"[%$€£¥]", r"\.\d{3}\.\d{3}"
+_COMMA, _DOT, _SYMBOLS, _DOTTED = r",", r"\.", r"[%$€£¥]", r"\.\d{3}\.\d{3}"
+_GROUPS = r"^\s*[-+$€£¥]*\s*\d{1,3}(\.\d{3})+(,\d*)?\s*[%$€£¥]?\s*$"
 _DAY_FIRST, _MONTH_FIRST = r"^\s*(1[3-9]|2\d|3[01])[-/.]", r"^\s*\d{1,2}[-/.](1[3-9]|2\d|3[01])[-/.]"
 _YEAR_FIRST = r"^\s*\d{4}[-/.]"
 _SEPARATED = r"^\s*\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
@@ -44,7 +45,10 @@ def code_to_read(name: str, column: Any, what: str) -> str:
         is_thousands = has_comma and _share(like.filter(compute.match_substring_regex(like, _COMMA)), _THOUSANDS) == 1
         if signs or is_thousands:
             texts += f".str.replace('[{signs}{',' if is_thousands else ''} ]', '', regex=True)"
-        if (has_comma and not is_thousands) or _share(like, _DOTTED):
+        # 1.234.567 beside 1.5 does not tell what the dots of the column mean; `coerce` then leaves it out
+        has_groups = _share(like, _DOTTED) > 0
+        has_groups = has_groups and _share(like.filter(compute.match_substring_regex(like, _DOT)), _GROUPS) == 1
+        if (has_comma and not is_thousands) or has_groups:
             texts += ".str.replace('.', '').str.replace(',', '.')"
         return f"pandas.to_numeric({texts}, errors='coerce')"
     has_others = len(like) < len(column) - column.null_count or any(map(_is_impossible, like.unique().to_pylist()))

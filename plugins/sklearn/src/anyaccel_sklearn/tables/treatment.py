@@ -339,8 +339,6 @@ class TableTreatment(TableTransform):
             parts.append(np.where(is_known, places["codes"] + 1, 0))
         return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
-    # -- values that were not in training ------------------------------------------------------------------------------
-
 
 def _is_none(values: np.ndarray) -> np.ndarray:
     return np.array([value is None for value in values.reshape(-1)], dtype=bool).reshape(values.shape)
