@@ -48,11 +48,9 @@ def host_memory(root: Path = _ROOT) -> HostMemory:
         for folder in _groups(root / "sys/fs/cgroup", mounts, path, name_of_limit):
             most, now = _text(folder / name_of_limit).strip(), _text(folder / name_of_used).strip()
             if most.isdecimal() and now.isdecimal() and int(most) < 2**60:  # version 1 says nearly 2**63 for no limit
-                cached = 0  # what the system would give up
-                for words in map(str.split, _text(folder / "memory.stat").splitlines()):
-                    if len(words) == 2 and words[0] == name_of_cached and words[1].isdecimal():
-                        cached = int(words[1])
-                limits.append((int(most), max(int(now) - cached, 0)))
+                statistics = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
+                cached = statistics.get(name_of_cached, "").strip()  # what the system would give up
+                limits.append((int(most), max(int(now) - (int(cached) if cached.isdecimal() else 0), 0)))
     for limit, used in limits:
         if limit < total or not total:
             total = limit

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from anyaccel.errors import ConfigError, PhaseError, PluginError
+from anyaccel.hookspecs import hookimpl
 from anyaccel.user_level import user_level
 
 
@@ -113,14 +114,17 @@ class RunTrackers:
             )
         self._trackers[run] = self._make(run, target)
 
+    @hookimpl
     def plan(self, run: Any) -> None:
         """Log the plan once it exists."""
         self.call(run, lambda tracker: tracker.log_plan(run.plan))
 
+    @hookimpl
     def epoch(self, run: Any) -> None:
         """Log the figures of the last epoch."""
         self.call(run, lambda tracker: tracker.log_epoch(run))
 
+    @hookimpl
     def end(self, run: Any, error: BaseException | None) -> None:
         """Log the figures of an evaluation and the model, and close the run."""
 
@@ -183,7 +187,9 @@ class TrackingScope:
 
 
 class TrackerSwitch(RunTrackers):
-    """Trackers of a plugin, which `log_to` or an environment variable turns on.
+    """Trackers of a plugin, which `log_to` or an environment variable turns on. Its methods are the plugin's hooks::
+
+        phase_start, before_placement, epoch_end, phase_end = switch.phase_start, switch.plan, switch.epoch, switch.end
 
     Args:
         module: Module with the hooks, which the plugin's entry point names.
@@ -242,8 +248,9 @@ class TrackerSwitch(RunTrackers):
         text = os.environ.get(self._variable, "").strip()
         return self._check(text, self._variable) if text else None
 
+    @hookimpl
     def phase_start(self, run: Any) -> None:
-        """Open a run if tracking is on. Call it in the plugin's hook with this name.
+        """Open a run if tracking is on.
 
         Raises:
             PhaseError: See `RunTrackers.start`.

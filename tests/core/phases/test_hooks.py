@@ -300,6 +300,28 @@ def test_an_exception_of_a_plugin_has_a_note_with_its_name(hook, numpy_only, lin
     assert caught.value.__notes__ == [f"raised in {hook} of plugin brk"]
 
 
+class Shared:
+    """Hooks of several plugins; those of one fail."""
+
+    def __init__(self, fails):
+        self.fails = fails
+
+    @hookimpl
+    def epoch_end(self):
+        if self.fails:
+            raise Oops("no")
+
+
+def test_of_plugins_that_share_a_method_the_one_whose_object_failed_is_named(numpy_only, line, experiment, train):
+    for name in ("quiet", "brk", "last"):
+        module = plugin_module(name)
+        module.epoch_end = Shared(name == "brk").epoch_end
+        numpy_only.register(module, name)
+    with pytest.raises(Oops) as caught:
+        experiment(line()).run_phase(train())
+    assert caught.value.__notes__ == ["raised in epoch_end of plugin brk"]
+
+
 def oom(graph, ours, train, monkeypatch, callback):
     with simulate(1, capacity=8), pytest.raises(OutOfMemoryError, match="not enough memory for 12 bytes on sim:0"):
         ours.run_phase(train(accelerator="sim:0", callbacks=[callback]))

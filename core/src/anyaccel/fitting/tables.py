@@ -735,26 +735,9 @@ def _loss_of_column(name: str, column: Any) -> str:
     if is_numeric(kind) and not pa.types.is_boolean(kind):
         n_different = compute.count_distinct(column).as_py() if pa.types.is_integer(kind) else None
         if n_different is None or n_different > CLASSES_OF_INTEGERS:
-            # Classes in a column that had gaps are floats.
-            problem, change = "", "write loss='cross_entropy'"
-            if pa.types.is_floating(column.type):
-                different = compute.unique(column).to_pylist()
-                is_few = 1 < len(different) <= min(CLASSES_OF_INTEGERS, len(column) // 10)
-                if is_few and all(
-                    value is not None and math.isfinite(value) and value == int(value) for value in different
-                ):
-                    problem = f"is float and has {len(different)} different values, all whole numbers"
-            elif not is_list(column.type) and not pa.types.is_integer(column.type):
-                values = to_numpy(name, contiguous(column))
-                is_matrix = values.ndim == 2 and values.shape[1] > 1
-                if is_matrix and np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all():
-                    problem = "has a single 1 in each row, as one-hot classes have"
-                elif values.size == len(values) and values.dtype.kind in "biu":
-                    n_values = len(np.unique(values))
-                    if n_values <= CLASSES_OF_INTEGERS:
-                        problem, change = f"has shape [n, 1] and {n_values} different values", f"pass {name}.ravel()"
-            if problem:
-                what = f"the target {name!r} {problem}, and is treated as numbers, loss='mse'"
+            likeness, change = _likeness_to_classes(name, column)
+            if likeness:
+                what = f"the target {name!r} {likeness}, and is treated as numbers, loss='mse'"
                 message = f"{what}; if these are classes, {change}"
                 warnings.warn(message, TableWarning, stacklevel=user_level())
             return "mse"
@@ -775,6 +758,26 @@ def _loss_of_column(name: str, column: Any) -> str:
         f"fit needs a loss: the target {name!r} is {column.type}, which is neither a number nor a class",
         hint=f"convert it to numbers first (pandas: pandas.to_numeric(table[{name!r}]))",
     )
+
+
+def _likeness_to_classes(name: str, column: Any) -> tuple[str, str]:
+    """Return why a target of numbers may be one of classes, or `""`, and what to change if it is one."""
+    change = "write loss='cross_entropy'"
+    if pa.types.is_floating(column.type):  # classes in a column that had gaps are floats
+        different = compute.unique(column).to_pylist()
+        is_few = 1 < len(different) <= min(CLASSES_OF_INTEGERS, len(column) // 10)
+        if is_few and all(value is not None and math.isfinite(value) and value == int(value) for value in different):
+            return f"is float and has {len(different)} different values, all whole numbers", change
+    elif not is_list(column.type) and not pa.types.is_integer(column.type):
+        values = to_numpy(name, contiguous(column))
+        is_matrix = values.ndim == 2 and values.shape[1] > 1
+        if is_matrix and np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all():
+            return "has a single 1 in each row, as one-hot classes have", change
+        if values.size == len(values) and values.dtype.kind in "biu":
+            n_values = len(np.unique(values))
+            if n_values <= CLASSES_OF_INTEGERS:
+                return f"has shape [n, 1] and {n_values} different values", f"pass {name}.ravel()"
+    return "", change
 
 
 def _is_no_plain_number(values: Any) -> bool:

@@ -150,12 +150,13 @@ def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:
         hook(**arguments)
     except Exception as error:
         implementations = hook.get_hookimpls()
-        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-        passed = [
-            implementation.plugin_name
-            for implementation in implementations
-            if getattr(implementation.function, "__code__", None) in codes
-        ]
+        calls = [(frame.f_code, frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        passed: list[str] = []
+        for implementation in implementations:
+            function = implementation.function
+            code, owner = getattr(function, "__code__", None), getattr(function, "__self__", None)
+            if any(code is called and (owner is None or owner is instance) for called, instance in calls):
+                passed.append(implementation.plugin_name)  # trackers share a method, each with an instance of its own
         plugins = passed or [implementation.plugin_name for implementation in implementations]
         error.add_note(f"raised in {hook.name} of plugin {', '.join(plugins)}")
         raise

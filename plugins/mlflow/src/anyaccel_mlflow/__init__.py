@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError, PhaseError
-from anyaccel.hookspecs import hookimpl
 from anyaccel.lazy_attributes import lazy_attributes
 from anyaccel.trackers import Tracker, TrackerSwitch, TrackingScope, flat, settings_of
 
@@ -142,34 +141,7 @@ def target_of(name: Any, setting: str, **settings: Any) -> Target:
 
 
 switch = TrackerSwitch(__name__, "MLflow", MLflowRun, VARIABLE, target_of, "MLflowLogger(EXPERIMENT)")
-
-
-@hookimpl
-def phase_start(run: Any) -> None:
-    """Open a run if tracking is on.
-
-    Raises:
-        PhaseError: The run cannot be started.
-    """
-    switch.phase_start(run)
-
-
-@hookimpl
-def before_placement(run: Any) -> None:
-    """Log the plan."""
-    switch.plan(run)
-
-
-@hookimpl
-def epoch_end(run: Any) -> None:
-    """Log the figures of an epoch."""
-    switch.epoch(run)
-
-
-@hookimpl
-def phase_end(run: Any, error: BaseException | None) -> None:
-    """Log the outcome, and close the run."""
-    switch.end(run, error)
+phase_start, before_placement, epoch_end, phase_end = switch.phase_start, switch.plan, switch.epoch, switch.end
 
 
 @call_hints

@@ -7,9 +7,8 @@ that happens when the first logged phase begins. It stands on anyaccel's hooks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from anyaccel.hookspecs import hookimpl
 from anyaccel.lazy_attributes import lazy_attributes
 from anyaccel_tensorboard.tracking import log_to, switch
 
@@ -18,33 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorBoard", "before_placement", "epoch_end", "log_to", "phase_end", "phase_start"]
 
-
-@hookimpl
-def phase_start(run: Any) -> None:
-    """Open an event file for the run, if logging is on.
-
-    Raises:
-        PhaseError: the folder cannot be written.
-    """
-    switch.phase_start(run)
-
-
-@hookimpl
-def before_placement(run: Any) -> None:
-    """Write the plan and the graph."""
-    switch.plan(run)
-
-
-@hookimpl
-def epoch_end(run: Any) -> None:
-    """Write the figures of an epoch."""
-    switch.epoch(run)
-
-
-@hookimpl
-def phase_end(run: Any, error: BaseException | None) -> None:
-    """Write the outcome of the phase, and close the file."""
-    switch.end(run, error)
-
+phase_start, before_placement, epoch_end, phase_end = switch.phase_start, switch.plan, switch.epoch, switch.end
 
 __getattr__, __dir__ = lazy_attributes(__name__, {"TensorBoard": ".callback"})

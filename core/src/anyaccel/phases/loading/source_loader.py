@@ -144,8 +144,8 @@ class BatchSourceLoader(SourceLoader):
             for block in blocks:
                 steps, n_rows, sample = tuple(self._steps(block.sizes)), block.n_rows, block.sample
                 if n_rows != self._ordered_rows:  # rows are in the order of the steps
-                    as_they_lie = np.arange(n_rows, dtype=np.int64)
-                    self._orders = load_orders(self._columns, dict.fromkeys(map(stream_of, self._columns), as_they_lie))
+                    streams = map(stream_of, self._columns)
+                    self._orders = load_orders(self._columns, dict.fromkeys(streams, np.arange(n_rows, dtype=np.int64)))
                     self._ordered_rows = n_rows
                 columns = with_orders(self._columns, arrived(block.copies), self._orders)
                 del block
