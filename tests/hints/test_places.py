@@ -25,7 +25,8 @@ from anyaccel.capability import capability_name
 from anyaccel.distributions import CAPABILITIES
 from anyaccel.errors import CapabilityError, StateError
 from anyaccel.numpy_backend import NumpyBackend
-from anyaccel.numpy_backend.capabilities import NumpyPrecision, NumpyTransfers
+from anyaccel.numpy_backend.capabilities import NumpyTransfers
+from anyaccel.numpy_backend.ops import NumpyPrecision
 from anyaccel.plugin_loader import Plugin
 from anyaccel.plugin_testing import TinyBackend, entry, write_distribution
 from anyaccel.precision import ComputesPrecision

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.numpy_backend.capabilities import NumpyPrecision
-from anyaccel.numpy_backend.ops import NumpyOps
+from anyaccel.numpy_backend.ops import NumpyOps, NumpyPrecision
 from anyaccel.precision import LossScaleState
 
 from .faults import FAULTS, Fault, fault, having

@@ -18,8 +18,7 @@ from anyaccel.errors import (
     PhaseError,
     SpecError,
 )
-from anyaccel.numpy_backend.capabilities import NumpyPrecision
-from anyaccel.numpy_backend.ops import rounded_vjp
+from anyaccel.numpy_backend.ops import NumpyPrecision, rounded_vjp
 from anyaccel.phases import Phase
 from anyaccel.precision import LossScaleState, NodePrecision
 

@@ -29,14 +29,13 @@ from anyaccel.numpy_backend.capabilities import (
     OWN_KINDS,
     NumpyMemory,
     NumpyMemoryFigures,
-    NumpyPrecision,
     NumpyProfiler,
     NumpyStepCosts,
     NumpyTransfers,
 )
 from anyaccel.numpy_backend.layers import BatchNorm, Conv2d, MaxPool2d
 from anyaccel.numpy_backend.module import Module, output_specs
-from anyaccel.numpy_backend.ops import NumpyOps, NumpyProgram
+from anyaccel.numpy_backend.ops import NumpyOps, NumpyPrecision, NumpyProgram
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download, upload
 from anyaccel.numpy_backend.sim_device import SWITCH, missing, running
 from anyaccel.precision import ComputesPrecision

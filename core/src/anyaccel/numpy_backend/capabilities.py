@@ -1,4 +1,4 @@
-"""Capabilities of the NumPy backend that are small: memory, precision, transfers."""
+"""Capabilities of the NumPy backend that are small: memory, transfers, profiles, costs of steps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.adapter.memory_figures import MemoryFigures
-from anyaccel.adapter.precision_casts import codes_reason
 from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps, SpanRecorder, write_trace
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
@@ -22,11 +21,9 @@ from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
 from anyaccel.host_memory import host_memory
 from anyaccel.numpy_backend.array_creation import handle
-from anyaccel.numpy_backend.builtin_models import SpecModel
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import SimArray, put
 from anyaccel.numpy_backend.sim_device import SimDevice, counting, observers
-from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import Operation, Segment, TensorSpec
 
 OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
@@ -48,21 +45,6 @@ class NumpyMemory(Memory):
 
     def release_memory(self, device: Device) -> None:
         """Do nothing: no memory is cached."""
-
-
-class NumpyPrecision(ComputesPrecision):
-    """All precisions; 16 bits are rounded values of float32."""
-
-    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
-
-    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """A simulated device may lack float64, as real ones do; codes of categories must be exact."""
-        reason = codes_reason(model.spec, precision) if isinstance(model, SpecModel) else ""
-        if reason:
-            return reason
-        on = handle(device) if device.kind == "sim" else None  # a plugin may derive a chip of another kind
-        lacks = precision == "float64" and on is not None and not on.float64
-        return f"{device} has no float64: it was simulated with float64=False" if lacks else ""
 
 
 class NumpyTransfers(ObservesTransfers):

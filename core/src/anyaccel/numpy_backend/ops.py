@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyaccel.adapter import ArrayOps, ArrayProgram, LossFunction, LossResult, VjpResult
 from anyaccel.adapter.losses import make_loss
 from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram, notify_one_by_one
+from anyaccel.adapter.precision_casts import codes_reason
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
+from anyaccel.numpy_backend.array_creation import handle
+from anyaccel.numpy_backend.builtin_models import SpecModel
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sim_array import Array, SimArray, bare, download, put_like, upload
 from anyaccel.numpy_backend.transfers import gather_rows, moved
-from anyaccel.precision import NodePrecision
+from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
 from anyaccel.specs import Loss, takes_targets_first
 
 
@@ -109,6 +112,21 @@ def _on_host(model: Module, inputs: tuple[Array, ...], train: bool, key: int) ->
 
 
 # -- modules in other precisions: what enters and leaves a module is rounded to the precision, also on the way back ----
+
+
+class NumpyPrecision(ComputesPrecision):
+    """All precisions; 16 bits are rounded values of float32."""
+
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """A simulated device may lack float64, as real ones do; codes of categories must be exact."""
+        reason = codes_reason(model.spec, precision) if isinstance(model, SpecModel) else ""
+        if reason:
+            return reason
+        on = handle(device) if device.kind == "sim" else None  # a plugin may derive a chip of another kind
+        lacks = precision == "float64" and on is not None and not on.float64
+        return f"{device} has no float64: it was simulated with float64=False" if lacks else ""
 
 
 Round = Callable[[Any], Any]
