@@ -71,7 +71,7 @@ class MeanCheck(LoopExtension):
         is_known = all(_is_known(stage) for stage in stages)
         self._phase, self._labels = phase, [loss.label for loss in losses if _is_own(loss) or not is_known]
         self._named = {loss.label for loss in losses if not _is_own(loss)}
-        self._tolerance = _TOLERANCE_16_BITS if any(map(_has_16_bits, stages)) else _TOLERANCE
+        self._tolerance = _TOLERANCE_16_BITS if any(stage.computes_in_16_bits for stage in stages) else _TOLERANCE
         self._gather, self._is_first, self._doing, self._left_out = gather, is_first, doing, left_out
 
     @property
@@ -139,14 +139,6 @@ def _is_known(stage: PipelineStage) -> bool:
     """Return whether all models are those that every backend has, which compute each row separately."""
     classes = tuple(stage.backend.models().values())
     return all(operation.model is None or type(operation.model) in classes for operation in stage.segment.operations)
-
-
-def _has_16_bits(stage: PipelineStage) -> bool:
-    """Whether something is computed in 16 bits."""
-    precision = stage.segment.precision
-    asked = () if precision is None else (node_precision.dtype for _, node_precision in precision.precisions)
-    outputs = (result.spec.dtype for operation in stage.segment.operations for result in operation.results)
-    return any(dtype.endswith("16") for dtype in (*asked, *outputs))
 
 
 def _means(runner: ChunkRunner, batches: list[StepRange]) -> dict[str, float]:

@@ -445,6 +445,14 @@ class PipelineStage:
         """Whether it is computed in training mode; dropout is random even without parameters."""
         return self.has_gradient or any(op.trainable and op.model is not None for op in self.segment.operations)
 
+    @property
+    def computes_in_16_bits(self) -> bool:
+        """Whether an operation is computed in 16 bits, or returns them."""
+        precision = self.segment.precision
+        dtypes = [] if precision is None else [of_node.dtype for _, of_node in precision.precisions]
+        dtypes += [result.spec.dtype for operation in self.segment.operations for result in operation.results]
+        return any(dtype.endswith("16") for dtype in dtypes)
+
     def device_of(self, name: str) -> Device:
         """Return the device of one of its outputs."""
         return next(operation.device for operation in self.segment.operations if name in operation.outputs)
