@@ -442,6 +442,12 @@ def segment_precision(
     return SegmentPrecision(tuple(precisions), tuple(recomputed), request.loss_scale if scaled else None)
 
 
+def without_remat(segment: Segment) -> Segment:
+    """Return a segment of which nothing is recomputed in the backward pass."""
+    precision = segment.precision
+    return segment if precision is None else replace(segment, precision=replace(precision, recomputed=()))
+
+
 def matmul_precisions(
     phase: str, requested: Any, assigned: Mapping[str, Assignment]
 ) -> list[tuple[ComputesPrecision, Any]]:

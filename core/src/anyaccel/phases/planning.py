@@ -25,6 +25,7 @@ from anyaccel.graph import (
     Resolution,
     topology,
 )
+from anyaccel.graph.device_assignment import without_remat
 from anyaccel.host_memory import host_memory
 from anyaccel.phases.bound_phase import bound, final_devices
 from anyaccel.phases.loading.epoch_plan import StepBlock
@@ -252,11 +253,11 @@ def _remat_figures(
     rows: int | None = None  # the most rows that are computed together
     if epochs is not None and one_shape(resolution.plan.columns):
         rows = max(step.size.at_once for step in epochs.epoch(0).steps)
+    recomputed = {assignment.node for assignment in resolution.plan.assignments if assignment.recomputed}
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-        precision = segment.precision
-        if precision is None:
+        nodes = [op.label for op in segment.operations if op.trainable and op.label in recomputed]
+        if not nodes:
             continue
-        nodes = [op.label for op in segment.operations if op.trainable and precision.remat(op.label)]
         costs = backend.capability(StepCosts)
         kept: Mapping[str, int] = {}
         without: Mapping[str, int] = {}
@@ -265,10 +266,9 @@ def _remat_figures(
             why = "the size of a batch is not known"
         elif costs is None:
             why = f"the plugin of {backend.framework} does not report the activations of a node"
-        elif nodes:
-            plain = replace(segment, precision=replace(precision, recomputed=()))
+        else:
             try:
-                kept, without = costs.activations(segment, rows), costs.activations(plain, rows)
+                kept, without = costs.activations(segment, rows), costs.activations(without_remat(segment), rows)
             except Exception as error:  # of a user's model, which may take no tensors without values
                 release_frames(error)
                 why = f"measuring a step failed: {type(error).__name__}: {error}"
