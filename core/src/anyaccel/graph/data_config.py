@@ -61,12 +61,13 @@ def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes
             )
 
 
-def check_arrays(saved: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None:
+def check_arrays(state: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None:
     """Check that the arrays of transforms in a state equal those of the transforms of a graph's data.
 
     Raises:
         StateError: they differ; names the transforms.
     """
+    saved = {name: array for name, array in state.items() if name.startswith(PREFIX)}
     configs, current = data_configs(nodes)
     different = {name for name in {*saved, *current} if not _equal(saved.get(name), current.get(name))}
     if not different:

@@ -69,10 +69,9 @@ def load_state(graph: HasState, state: Mapping[str, Any], *, strict: bool = True
             f"the state of a graph must be a mapping, got {type(state).__name__}", hint="pass the result of state()"
         )
     arrays = {str(name): np.asarray(value) for name, value in state.items()}
-    transforms = {name: array for name, array in arrays.items() if name.startswith(data_config.PREFIX)}
     differences: list[_Difference] = []
     try:
-        data_config.check_arrays(transforms, graph.nodes.values())
+        data_config.check_arrays(arrays, graph.nodes.values())
     except StateError as error:
         differences.append(_Difference(error.problem, error.available, error.hint))
     # The seed and the progress of the graph, the arrays of each node, and what belongs nowhere.
@@ -81,7 +80,7 @@ def load_state(graph: HasState, state: Mapping[str, Any], *, strict: bool = True
     strangers: dict[str, list[str]] = {}
     for name, array in arrays.items():
         label, _, rest = name.partition("/")
-        if name in transforms:
+        if name.startswith(data_config.PREFIX):
             continue
         if name == "seed" or name.startswith(PROGRESS):
             if problem := _not_a_count(name, array):
