@@ -157,3 +157,10 @@ def test_a_framework_without_settings_is_told():
     plan = SimpleNamespace(assignments=(SimpleNamespace(framework="f", backend=TinyBackend("f")),))
     with pytest.raises(PhaseError, match=r"no framework of its graph has the setting 'x\.y'\. Hint: leave it out"):
         callback.before_placement(phase, plan, object())
+
+
+def test_the_code_of_a_fit_writes_them() -> None:
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 1))
+    settings = {"torch.backends.cudnn.benchmark": True}
+    fitted = aa.fit(net, ROWS, loss="mse", epochs=1, callbacks=[aa.FrameworkSettings(settings)], progress="none")
+    assert f"callbacks=[aa.FrameworkSettings({settings!r})]" in fitted.code()

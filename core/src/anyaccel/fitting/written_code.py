@@ -19,15 +19,10 @@ from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.fitting.tables import TEXT_SUFFIXES, TRAIN, VALIDATION, is_pair, treatment_of
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
-from anyaccel.metrics import Metric
-from anyaccel.phases import Checkpoint, EarlyStopping, EvalPhase, TrainPhase
+from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.phases.settings import PhaseSettings
-from anyaccel.precision import LossScale
-from anyaccel.specs import Loss, Optimizer, Schedule
 
 _DATA = "feature_set"
-_WRITTEN = (AppliedLoss, Checkpoint, EarlyStopping, Loss, LossScale, Metric, Optimizer, Schedule, SimpleSampler)
-"""Classes whose configuration equals their arguments, by their names in `anyaccel`."""
 
 
 @dataclass(frozen=True)
@@ -216,8 +211,9 @@ def _losses_code(losses: Sequence[AppliedLoss], recipe: Recipe) -> str:
 def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> dict[str, str]:
     """Return the settings of a phase that differ from their defaults, as code; those in `done` come first."""
     made, drawn = dict(done), phase.sampler
+    default = type(phase)(phase.label, data=phase.data)
     is_usual = isinstance(drawn, SimpleSampler) and drawn == SimpleSampler(drawn.batch_size, shuffle=phase.trains)
-    for name, parameter in inspect.signature(type(phase).__init__).parameters.items():
+    for name in inspect.signature(type(phase).__init__).parameters:
         if name in ("self", "label", "losses", *done):
             continue
         if name == "batch_size":
@@ -236,9 +232,8 @@ def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> di
             made |= {name: f"[{', '.join(texts)}]"} if texts else {}
         else:
             value = getattr(phase, name)
-            if value is None or value == parameter.default or (name == "loss_scale" and value == type(value)()):
-                continue
-            made[name] = _written(value, name)
+            if value is not None and value != getattr(default, name):
+                made[name] = _written(value, name)
     return made
 
 
@@ -253,8 +248,8 @@ def _written(value: Any, variable: str) -> str:
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key!r}: {_written(it, variable)}' for key, it in value.items())}}}"
     cls = type(value)
-    if cls not in _WRITTEN:
-        return variable
+    if not cls.__module__.startswith("anyaccel.") or not hasattr(cls, "get_config"):
+        return variable  # of core's own classes, the configuration equals the arguments
     try:
         config = value.get_config()
     except AnyaccelError:  # an object of a framework
