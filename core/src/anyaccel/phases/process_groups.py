@@ -127,7 +127,7 @@ def process_groups(phase: PhaseSettings, graph: ModelGraph) -> ProcessGroups:
             phases.
         ConfigError: the variables of a launcher contradict each other.
     """
-    place = None if phase.trains and phase.replicas == 1 else launched()
+    place = None if trains_alone(phase) else launched()
     if place is not None:
         if phase.replicas == 1 and not extensions("process_groups"):
             return _ALONE  # whole in each process
@@ -141,6 +141,11 @@ def process_groups(phase: PhaseSettings, graph: ModelGraph) -> ProcessGroups:
         if getattr(node, "sharding", None):
             return shared_groups(f"ModelNode.sharding of {node.label!r}")
     return _ALONE
+
+
+def trains_alone(phase: PhaseSettings) -> bool:
+    """Whether each process of a launcher trains a phase by itself."""
+    return phase.trains and phase.replicas == 1
 
 
 def shared_groups(what: str) -> ProcessGroups:

@@ -47,7 +47,7 @@ from anyaccel.phases.planning import plan_for, plan_of
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, evaluated_losses, leave_contexts, prepare, resolve_phase, streams_of
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
-from anyaccel.phases.process_groups import process_groups
+from anyaccel.phases.process_groups import process_groups, trains_alone
 from anyaccel.phases.progress import Progress, progress_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.run import Run
@@ -224,7 +224,7 @@ def execute(
     """
     phase, graph = run.phase, run.graph
     with interrupts.deferred():
-        run.is_main_process = (phase.trains and phase.replicas == 1) or is_main_process()
+        run.is_main_process = trains_alone(phase) or is_main_process()
         shown = (progress if progress is not None and run.is_main_process else Progress()).begin(phase.label)
         run.heard = shown.event
         try:
