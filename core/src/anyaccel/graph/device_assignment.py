@@ -448,14 +448,15 @@ def without_remat(segment: Segment) -> Segment:
     return segment if precision is None else replace(segment, precision=replace(precision, recomputed=()))
 
 
-def matmul_precisions(
-    phase: str, requested: Any, assigned: Mapping[str, Assignment]
-) -> list[tuple[ComputesPrecision, Any]]:
-    """Return each backend of a graph with the setting for matrix multiplications that a phase gives it.
+def matmul_precisions(request: Request, assigned: Mapping[str, Assignment]) -> list[tuple[ComputesPrecision, Any]]:
+    """Return each backend of a graph with the setting for matrix multiplications that a phase gives it, if any.
 
     Raises:
         PhaseError: a setting that no framework of the graph has, or for a framework that is not in it.
     """
+    requested = request.matmul_precision
+    if requested is None:
+        return []
     backends = {
         assignment.framework: assignment.backend.capability(ComputesPrecision) for assignment in assigned.values()
     }
@@ -470,7 +471,7 @@ def matmul_precisions(
         if name not in allowed or not _has(allowed[name], value):
             setting = {name: value} if isinstance(requested, Mapping) else requested
             raise PhaseError(
-                f"phase {phase!r}: no framework of the graph has matmul_precision={shown(setting)}",
+                f"phase {request.phase!r}: no framework of the graph has matmul_precision={shown(setting)}",
                 available=available,
                 hint="use one of these, or a dict of them by framework",
             )
@@ -481,10 +482,10 @@ def matmul_precisions(
     ]
 
 
-def float32_notes(assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
+def float32_notes(request: Request, assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
     """Yield how defaults of the frameworks change float32 in a phase without a matrix multiplication precision."""
     found = []
-    for label, assignment in assigned.items():
+    for label, assignment in assigned.items() if request.matmul_precision is None else ():
         model, computes = getattr(nodes[label], "model", None), assignment.backend.capability(ComputesPrecision)
         narrow = bool(assignment.precision) and NodePrecision(assignment.precision).dtype != "float32"
         if model is not None and not narrow and computes is not None:

@@ -219,9 +219,7 @@ class _Resolver:
             live=self.live,
             shapes=shapes,
             step_columns=step_names,
-            matmul_precisions=()
-            if request.matmul_precision is None
-            else matmul_precisions(request.phase, request.matmul_precision, self.assigned),
+            matmul_precisions=matmul_precisions(request, self.assigned),
         )
 
     def _model(self, label: str) -> object:
@@ -471,8 +469,7 @@ class _Resolver:
                 yield f"{label} moves from {before} to {device}: neither it nor the phase requests a device"
             if assignment.frozen and label in self.in_training:
                 yield f"{label} is frozen and runs in training mode: its running statistics move"
-        if self.request.matmul_precision is None:
-            yield from float32_notes(self.assigned, self._nodes)
+        yield from float32_notes(self.request, self.assigned, self._nodes)
         for label in self.request.learners:
             yield f"{label} learns by partial_fit on the host, step by step"
         if not self.request.training:
