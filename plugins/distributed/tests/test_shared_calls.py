@@ -66,6 +66,10 @@ def runner_of(program: Any, one_by_one: Any = None) -> ChunkRunner:
     )
 
 
+def train(call: Call) -> Any:
+    return call.runner.train_steps(call.start, call.n_steps, call.size)
+
+
 def make(calls: SharedCalls, call: Call) -> None:
     with calls.around_call(call):
         call.train(call)
@@ -74,7 +78,7 @@ def make(calls: SharedCalls, call: Call) -> None:
 def test_replicas_take_the_fewest_steps_that_any_proposes() -> None:
     runner, layout = runner_of(Steps()), [[8, 3], [8]]
     for offered, taken in ((2, 2), (16, 4)):
-        call = Call(runner, 0, 8, StepSize(2))
+        call = Call(runner, 0, 8, StepSize(2), train)
         SharedCalls(replicas([offered, [0, layout]])).agree(call, 4)
         assert call.n_steps == taken and call.runner is runner
 
@@ -88,7 +92,7 @@ def test_blocks_that_differ_are_taken_one_by_one(other: Any) -> None:
         return []
 
     program = Steps()
-    calls, call = SharedCalls(replicas(other)), Call(runner_of(program, one_by_one), 0, 8, StepSize(2))
+    calls, call = SharedCalls(replicas(other)), Call(runner_of(program, one_by_one), 0, 8, StepSize(2), train)
     calls.agree(call, 3)
     make(calls, call)
     assert (taken, program.calls) == ([(0, 3, StepSize(2))], [])
@@ -98,13 +102,13 @@ def test_the_error_of_a_lost_replica_names_the_steps_of_its_call() -> None:
     each = replicas()
     each.begin_epoch(1, 4)
     calls, program = SharedCalls(each), Steps()
-    make(calls, Call(runner_of(program), 0, 3, StepSize(2), n_steps=3))
+    make(calls, Call(runner_of(program), 0, 3, StepSize(2), train, n_steps=3))
     assert program.calls == [(0, 3)]
     where = r"phase 'train', epoch 1, steps 7 to 10: replica 0 of 2 could not compute steps"
     with pytest.raises(FrameworkError, match=where):
-        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, StepSize(2), n_steps=4))
+        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, StepSize(2), train, n_steps=4))
     with pytest.raises(FrameworkError, match=r"epoch 1, step 7: replica 0"):
-        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, StepSize(2), n_steps=1))
+        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, StepSize(2), train, n_steps=1))
 
 
 @pytest.mark.parametrize(("in_memory", "batches"), [(True, False), (False, True), (False, False)])

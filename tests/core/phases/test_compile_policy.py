@@ -22,7 +22,6 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend, SequentialMLP
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase, compile_policy, oom_recovery, train_loop
-from anyaccel.phases import loop_extension as step_pacing
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading import residency as loader_factory
 
@@ -91,7 +90,7 @@ class Fake(ArrayProgram):
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
     clock = Clock()
-    for module in (compile_policy, step_pacing, oom_recovery, train_loop):
+    for module in (compile_policy, oom_recovery, train_loop):
         if hasattr(module, "time"):
             monkeypatch.setattr(module, "time", clock)
 
@@ -737,7 +736,7 @@ def test_steps_are_compiled_again_for_blocks_of_another_size(
 
 
 def test_a_call_that_was_cut_short_does_not_slow_the_next() -> None:
-    one = step_pacing.StepPacing()
+    one = train_loop.StepPacing()
     for _ in range(10):
         one.record(one.n_steps, 1e-5 * one.n_steps)
     assert one.n_steps == 1024

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.phases import loop_factory, train_loop
+from anyaccel.phases import train_loop, train_phase
 from anyaccel.phases.loop_extension import Call, LoopExtension
 from anyaccel.phases.train_loop import TrainLoop
 
@@ -42,10 +42,10 @@ def test_the_loop_names_no_feature() -> None:
 
 def test_the_loop_asks_nowhere_whether_a_feature_is_there() -> None:
     assert re.findall(r"if .*\bis (?:not )?None", SOURCE) == ["if self._phase.step is None"]
-    (loop,) = (node for node in ast.walk(ast.parse(SOURCE)) if isinstance(node, ast.ClassDef))
+    classes = {node.name: node for node in ast.walk(ast.parse(SOURCE)) if isinstance(node, ast.ClassDef)}
     attributes = {
         node.attr
-        for node in ast.walk(loop)
+        for node in ast.walk(classes["TrainLoop"])
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
     }
     assert 0 < len(attributes) <= 10
@@ -96,7 +96,7 @@ def extensions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             def __init__(self, *, extensions: list[LoopExtension], **parts: Any) -> None:
                 super().__init__(extensions=changed(extensions), **parts)
 
-        monkeypatch.setattr(loop_factory, "TrainLoop", Changed)
+        monkeypatch.setattr(train_phase, "TrainLoop", Changed)
 
     return change
 

@@ -18,8 +18,7 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import Callback, TrainPhase, train_loop
-from anyaccel.phases import loop_extension as step_pacing
-from anyaccel.phases.loop_extension import PendingCalls, StepPacing
+from anyaccel.phases.train_loop import PendingCalls, StepPacing
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     passed = SimpleNamespace(
         perf_counter=lambda: found.now, sleep=lambda seconds: setattr(found, "now", found.now + seconds)
     )
-    monkeypatch.setattr(step_pacing, "time", passed)
+    monkeypatch.setattr(train_loop, "time", passed)
     return found
 
 
@@ -56,8 +55,7 @@ def test_what_is_between_epochs_is_no_calls_time(monkeypatch: pytest.MonkeyPatch
     """A callback that takes long there made the calls of the next epoch small."""
     shift, taken = [0.0], []
     shifted = SimpleNamespace(perf_counter=lambda: time.perf_counter() + shift[0], sleep=time.sleep)
-    for module in (step_pacing, train_loop):
-        monkeypatch.setattr(module, "time", shifted)
+    monkeypatch.setattr(train_loop, "time", shifted)
 
     class Slow(Callback):
         def epoch_start(self, run: Any) -> None:
@@ -141,8 +139,7 @@ def test_calls_of_a_run_take_less_than_half_a_second_unless_one_step_does(
         now[0] += args[3] * seconds
         return steps(self, *args)
 
-    for module in (step_pacing, train_loop):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=None))
+    monkeypatch.setattr(train_loop, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=None))
     monkeypatch.setattr(ArrayProgram, "train_steps", timed)
     experiment(line(source=many)).run_phase(train(data=many, batch_size=1 if most > 1 else 100))
     assert sum(counts) == (6000 if most > 1 else 60)

@@ -21,7 +21,6 @@ from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import EvalPhase, TrainPhase, train_loop
-from anyaccel.phases import loop_extension as step_pacing
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
@@ -614,8 +613,8 @@ def test_a_fixed_order_is_moved_once_for_all_epochs(watch, sims, line, experimen
 
 
 def test_losses_come_to_the_host_together_at_the_end_of_the_epoch(watch, line, experiment, train, monkeypatch):
-    for module in (step_pacing, train_loop):  # a clock that stands still: calls grow as if steps took no time
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+    # a clock that stands still: calls grow as if steps took no time
+    monkeypatch.setattr(train_loop, "time", SimpleNamespace(perf_counter=lambda: 100.0))
     marks, _ = watch
     experiment(line()).run_phase(train(epochs=2, batch_size=1, accelerator="sim:0"))
     for counts in between(marks, "before losses", "after losses"):

@@ -145,7 +145,7 @@ class CompilePolicy(LoopExtension):
             if estimate is not None:
                 seconds, left = estimate.compile_seconds, math.inf if self._steps_left is None else self._steps_left
                 timed_enough, saved = min(_TIMED_SECONDS, _TIMED_SHARE * seconds), 1.0 - estimate.step_ratio
-                if _is_free(estimate):
+                if seconds <= 0.0 and saved >= 0.0:
                     self._compile(runner, size, "compiling takes no longer than uncompiled steps")
                 elif not self._timed_steps or self._timed_seconds < timed_enough:
                     self._wait_seconds = timed_enough - self._timed_seconds
@@ -223,40 +223,37 @@ class CompilePolicy(LoopExtension):
         """Log why no steps were compiled, unless that was logged."""
         if self._decided or self._tried or not self._run.history:
             return
+        why = "the backend cannot compile them, or expects little gain; compile='steps' tries it"
         if self._shape is None:
             self._give_up("all batches have different shapes")
-        elif self._estimate is not None:
+            return
+        if not self._can_compile:
+            return
+        if self._estimate is not None:
             costs = f"compiling would take about {_duration(self._estimate.compile_seconds)}"
             if self._estimate.step_ratio >= 1.0:
-                self._log_plain("compiled steps would not be faster")
+                why = "compiled steps would not be faster"
             elif not self._timed_steps:
-                self._log_plain(f"{costs}, and the phase ended before uncompiled steps were timed")
+                why = f"{costs}, and the phase ended before uncompiled steps were timed"
             else:  # the decision may have been made with less information
                 saved = self._timed_seconds * (1.0 - self._estimate.step_ratio)
                 late = ", but this was known too late" if saved > self._estimate.compile_seconds else ""
                 steps = f"{self._timed_steps:,} step{'s' * (self._timed_steps > 1)} of {_duration(self._step_seconds)}"
-                self._log_plain(f"{costs} and save {_duration(saved)} in {steps}{late}")
+                why = f"{costs} and save {_duration(saved)} in {steps}{late}"
         elif self._max_call_steps == 1:
-            self._log_plain(
-                "a step_end hook runs after every step, and single steps are not "
-                "compiled; set every_n_steps=50 on the callback, or use steps_done, which runs once for many steps"
-            )
+            why = "a step_end hook runs after every step, and single steps are not compiled; set every_n_steps=50 on "
+            why += "the callback, or use steps_done, which runs once for many steps"
         elif self._plain_seconds < _LEAST_COMPILATION:
-            self._log_plain(f"they took {_duration(self._plain_seconds)} in all, less than a compilation")
+            why = f"they took {_duration(self._plain_seconds)} in all, less than a compilation"
         elif not self._timed_steps:
-            self._log_plain("the phase ended before uncompiled steps were timed")
-        else:
-            self._log_plain("the backend cannot compile them, or expects little gain; compile='steps' tries it")
+            why = "the phase ended before uncompiled steps were timed"
+        self._log_event("compile", f"steps are not compiled: {why}", verbose=True)
 
     def _give_up(self, why: str) -> None:
         self._decided = True
         if self._mode == "steps":
             self._log_event("compile", f"steps run one at a time, uncompiled: {why}")
-        else:
-            self._log_plain(why)
-
-    def _log_plain(self, why: str) -> None:
-        if self._can_compile:
+        elif self._can_compile:
             self._log_event("compile", f"steps are not compiled: {why}", verbose=True)
 
     def _compile(self, runner: ChunkRunner, size: StepSize, why: str) -> None:

@@ -91,7 +91,7 @@ class EvalPhase(Phase):
             read_list("metrics", Metric.from_config),
         ),
         "outputs": Setting(node_labels, save_labels),
-        "replicas": Setting(offered("EvalPhase.replicas", None, 1)),
+        "replicas": Setting(offered("EvalPhase.replicas", None, 1), keeps_default=True),
         "batch_size": Setting(batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED),
         "sampler": Setting(
             samplers,

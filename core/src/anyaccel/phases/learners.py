@@ -80,18 +80,14 @@ class Learning:
         return Learners()
 
 
-def learning_in(graph: ModelGraph) -> Learning:
-    """Return the object that lets nodes of a graph learn. Builds the graph.
+def learning() -> Learning:
+    """Return the object that lets nodes learn from steps.
 
     Raises:
-        MissingDistributionError: its models learn from steps, but no installed distribution supports that.
-        PluginError: two distributions offer it.
+        MissingDistributionError: no installed distribution offers it.
+        PluginError: two distributions do.
     """
-    graph.build()
-    for node in graph.nodes.values():
-        if node.kind.learns_from_steps:
-            learning: Learning | None = sole_extension("learners")
-            if learning is None:  # its package is on the path, and not installed
-                raise missing("anyaccel-sklearn", "a model that learns from each step without gradients")
-            return learning
-    return Learning()
+    installed: Learning | None = sole_extension("learners")
+    if installed is None:  # its package is on the path, and not installed
+        raise missing("anyaccel-sklearn", "a model that learns from each step without gradients")
+    return installed

@@ -85,7 +85,7 @@ class LossAccumulator:
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return sums and weights over everything that was added, by label, in float64. Waits for the devices."""
-        new: LossSums = {}
+        entries = list[tuple[str, float, float]]()
         for losses in self._losses:
             if losses.pairs is None:  # a call of several steps
                 means, weights = _host_columns(losses)
@@ -93,12 +93,17 @@ class LossAccumulator:
                     # By default a mean weighs as much as its batch.
                     size = losses.batch_size * losses.elements.get(label, 1)
                     weight = weights.get(label, np.full(len(column), float(size)))
-                    _add(new, label, float(column @ weight), float(weight.sum()))
+                    entries.append((label, float(column @ weight), float(weight.sum())))
         for _, label, total, weighed in _host_pairs(self._losses):
-            _add(new, label, total, weighed)
+            entries.append((label, total, weighed))
+        new: LossSums = {}
+        for label, total, weighed in entries:
+            before = new.get(label, (0.0, 0.0))
+            new[label] = before[0] + total, before[1] + weighed
         sums = dict(self._before)
-        for label, pair in self._total(new).items():
-            _add(sums, label, *pair)
+        for label, (total, weighed) in self._total(new).items():
+            before = sums.get(label, (0.0, 0.0))
+            sums[label] = before[0] + total, before[1] + weighed
         return sums
 
     def first_not_finite(self) -> dict[str, tuple[int, float]]:
@@ -150,11 +155,6 @@ def _host_pairs(losses: Iterable[Losses]) -> Iterator[tuple[int, str, float, flo
         weights = _floats(backend, [weight for _, _, _, weight in backend_pairs])
         for (i, label, _, _), total, weight in zip(backend_pairs, totals, weights, strict=True):
             yield i, label, total, weight
-
-
-def _add(sums: LossSums, label: str, total: float, weight: float) -> None:
-    before = sums.get(label, (0.0, 0.0))
-    sums[label] = before[0] + total, before[1] + weight
 
 
 def _floats(backend: ComputingBackend, values: Sequence[object]) -> list[float]:

@@ -48,7 +48,9 @@ def notes(
     origins: dict[str, set[str]] = {}
     reached: set[str] = set()
     for segment in segments:
-        trained = {label for group in segment.groups for label in group.nodes}
+        trained = set[str]()
+        for group in segment.groups:
+            trained.update(group.nodes)
         for operation in segment.operations:
             inputs = set[str]()
             for value in operation.inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -29,25 +30,31 @@ from anyaccel.graph.plan_entries import layouts
 from anyaccel.graph.shape_inference import share
 from anyaccel.launched import is_main_process
 from anyaccel.phases import nan_check
-from anyaccel.phases.bound_phase import bound, final_devices, place, warn_of_fallbacks
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointers_for
+from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.evaluation import Evaluation, trained_as
 from anyaccel.phases.executor.cross_segment import PipelineStage
 from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.hooks import HookCaller
-from anyaccel.phases.learners import Learners, learning_in
+from anyaccel.phases.learners import Learners, learning
 from anyaccel.phases.loading.host_columns import note_lengths
 from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.residency import LoaderFactory, bytes_added_by_training, make_loaders
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, OutOfMemoryReport
 from anyaccel.phases.planning import plan_for, plan_of
-from anyaccel.phases.plateau import listening_schedules
+from anyaccel.phases.plateau import refuse_plateaus
 from anyaccel.phases.prepare import PreparedPart, evaluated_losses, leave_contexts, prepare, resolve_phase, streams_of
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
-from anyaccel.phases.process_groups import process_groups, trains_alone
+from anyaccel.phases.process_groups import (
+    bound,
+    final_devices,
+    place,
+    process_groups,
+    trains_alone,
+    warn_of_fallbacks,
+)
 from anyaccel.phases.progress import Progress, progress_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.run import Run
@@ -171,6 +178,22 @@ class Phase(PhaseSettings):
         return PhaseResults(**record)
 
 
+RESUME = ("auto", "never")
+
+
+def checked_resume(resume: Any) -> str:
+    """Return the argument `resume`.
+
+    Raises:
+        PhaseError: unknown.
+    """
+    if resume in RESUME and isinstance(resume, str):
+        return resume
+    is_folder = isinstance(resume, os.PathLike) or (isinstance(resume, str) and "/" in resume)
+    hint = f"write checkpoint={str(resume)!r}, resume='auto'" if is_folder else "write resume='auto'"
+    raise PhaseError(f"unknown resume={shown(resume)}", available=", ".join(map(repr, RESUME)), hint=hint)
+
+
 def run_in_order(
     phases: Sequence[Phase], graph: ModelGraph, callbacks: Iterable[Callback], resume: str, run: Callable[..., Any]
 ) -> list[Any]:
@@ -229,8 +252,19 @@ def execute(
         run.heard = shown.event
         try:
             everybody = [*callbacks, *phase.callbacks]
-            if phase.trains:  # schedules that listen to a training come first
-                everybody = [*listening_schedules(graph, everybody), *everybody]
+            if phase.trains:
+                called, listening, are_scheduled = set(map(id, everybody)), list[Callback](), False
+                for owner in (graph, *graph.nodes.values()):
+                    optimizer = getattr(owner, "optimizer", None)
+                    if optimizer is None or optimizer.schedule.own is None:
+                        continue
+                    schedule, are_scheduled = optimizer.schedule.own, True
+                    if isinstance(schedule, Callback) and id(schedule) not in called:
+                        called.add(id(schedule))
+                        listening.append(schedule)
+                if everybody and not are_scheduled:
+                    refuse_plateaus(everybody)
+                everybody = [*listening, *everybody]  # schedules that listen to a training come first
             execution = PhaseExecution(run, HookCaller(registry().hooks, everybody), shown, resume)
             try:
                 claim(run)
@@ -313,7 +347,12 @@ class PhaseExecution:
             for what in left.set_aside:
                 run.log_event("context", what, verbose=True)
         self._hooks.call("phase_start", phase=phase, run=run)
-        self._checkpointers = checkpointers_for(run, callbacks, self._resume, writes=run.is_main_process)
+        if phase.checkpoint is not None:
+            writes = run.is_main_process
+            self._checkpointers = [Checkpointer(phase.checkpoint, run, callbacks, self._resume, writes=writes)]
+        elif self._resume == "auto":
+            problem = f"phase {phase.label!r} has no checkpoint to resume from"
+            raise PhaseError(problem, hint="write checkpoint='runs/a' in fit or TrainPhase")
         values: EvaluationValues | None = phase.execute(self)
         return values
 
@@ -339,7 +378,7 @@ class PhaseExecution:
         run.rows, run.batch_size = first.evaluated.rows, first.factory.batch_size
         learners = Learners()
         if labels:
-            learners = learning_in(graph).learners(labels, graph, first.rows, streams_of(phase, graph))
+            learners = learning().learners(labels, graph, first.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, first.rows, first.factory.arrays)
         shares = groups.notes(phase, resolution, first.factory.batch_size)
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))

@@ -56,7 +56,7 @@ class Setting:
         compare: Convert the stored value to plain data that must be equal in all replicas of a run; None if it may
             differ.
         on_resume: Whether a run that resumes from a checkpoint must have the same value, too.
-        or_none: Whether None is stored without a check.
+        keeps_default: Whether the default of the signature is stored without a check.
     """
 
     check: Check = lambda phase, name, value: value
@@ -64,7 +64,7 @@ class Setting:
     load: Callable[[Any], Any] = same
     compare: Callable[[Any], Any] | None = None
     on_resume: bool = True
-    or_none: bool = False
+    keeps_default: bool = False
 
 
 def integer(least: int, example: int | None = None) -> Check:
@@ -262,7 +262,8 @@ def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
         phase = values.pop("self")
         for name, value in values.items():
             setting = phase.settings.get(name, _PLAIN)
-            kept = None if value is None and setting.or_none else setting.check(phase, name, value)
+            is_kept = setting.keeps_default and value is defaults.get(name, UNCHANGED)
+            kept = value if is_kept else setting.check(phase, name, value)
             if kept is not UNCHANGED:
                 setattr(phase, name, kept)
         phase.check_settings()
@@ -461,30 +462,37 @@ class PhaseSettings(AttributeHints, Runnable):
             lambda phase, losses: [loss.get_config() for loss in losses],
             read_list("losses", AppliedLoss.from_config),
             _compared_losses,
+            keeps_default=True,
         ),
         "accelerator": Setting(
             _accelerator,
             lambda phase, kept: AUTO if phase.chooses_device else config(phase, kept),
             lambda saved: saved if saved in (None, AUTO) else Accelerator.from_config(saved),
         ),
-        "strict": Setting(flag),
+        "strict": Setting(flag, keeps_default=True),
         "policy": Setting(
-            lambda phase, name, value: arguments.text(PhaseError, f"phase {phase.label!r}: ", name, value), or_none=True
+            lambda phase, name, value: arguments.text(PhaseError, f"phase {phase.label!r}: ", name, value),
+            keeps_default=True,
         ),
         "callbacks": Setting(
-            lambda phase, name, value: checked_callbacks(f"phase {phase.label!r}", value), save=unsaved
+            lambda phase, name, value: checked_callbacks(f"phase {phase.label!r}", value),
+            save=unsaved,
+            keeps_default=True,
         ),
         "final_device": Setting(
-            lambda phase, name, value: Accelerator.of(value), config, read(Accelerator.from_config), or_none=True
+            lambda phase, name, value: Accelerator.of(value),
+            config,
+            read(Accelerator.from_config),
+            keeps_default=True,
         ),
-        "compile": Setting(choice(*MODES, hints=_HINTS_FOR_COMPILE)),
-        "residency": Setting(choice(*RESIDENCIES)),
+        "compile": Setting(choice(*MODES, hints=_HINTS_FOR_COMPILE), keeps_default=True),
+        "residency": Setting(choice(*RESIDENCIES), keeps_default=True),
         "precision": Setting(
             lambda phase, name, value: checked_precision(PhaseError, f"phase {phase.label!r}: ", value),
             save=unless(None),
-            or_none=True,
+            keeps_default=True,
         ),
-        "matmul_precision": Setting(_matmul_precision, save=unless(None), or_none=True),
+        "matmul_precision": Setting(_matmul_precision, save=unless(None), keeps_default=True),
     }
     """How each setting of this kind of phase is checked, saved and compared; names and defaults are in `__init__`."""
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from typing import Any
 
 from anyaccel import interrupts, rng
 from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.loader import Chunk, LoadedRows
-from anyaccel.phases.loop_extension import (
-    Call,
-    CallInProgress,
-    LoopExtension,
-    Moments,
-    PendingCalls,
-    StepPacing,
-)
+from anyaccel.phases.loop_extension import Call, CallInProgress, LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.run import Run
@@ -64,7 +59,7 @@ class TrainLoop:
                 begin()
             self._in_progress.is_whole, step = True, run.step
             for epoch in range(len(run.history), self._phase.epochs):
-                if run.stopped:
+                if run.stop_reason:
                     break
                 self._epoch(epoch, step)
                 step = 0
@@ -87,7 +82,7 @@ class TrainLoop:
         number = run.graph.progress.get(label, 0)
         for begin in self._at.epoch_begins:
             begin()
-        if run.stopped:
+        if run.stop_reason:
             return
         began = time.perf_counter()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._group.random_key))
@@ -135,7 +130,7 @@ class TrainLoop:
                     self._chunk(chunk, losses)
                     if not loader.reads_ahead:  # the next batch may be made by the models
                         self._pipeline.sync_values()
-                    if self._run.stopped:
+                    if self._run.stop_reason:
                         break
                     del chunk
             for end in self._at.rows_end:
@@ -150,17 +145,17 @@ class TrainLoop:
         """Run the steps of a chunk: equal steps in calls of many steps each, other steps one by one."""
         run, at, runner = self._run, self._at, self._pipeline.runner(chunk.columns)
         for steps in chunk.steps:
-            if run.stopped:
+            if run.stop_reason:
                 break
             for begin in at.before_steps:
                 begin(chunk, runner, steps)
             size, n_left = steps.size.at_most(self._rows.max_rows), steps.n_steps
             self._in_progress.rows_at_once = size.at_once
             if not steps.uniform:
-                self._make(Call(runner, 0, 1, size, n_steps=1, rows=steps.rows), losses)
+                self._make(Call(runner, 0, 1, size, _train_step, n_steps=1, rows=steps.rows), losses)
                 continue
-            while n_left > 0 and not run.stopped:
-                call = Call(runner, steps.start + (steps.n_steps - n_left) * size.rows, n_left, size)
+            while n_left > 0 and not run.stop_reason:
+                call = Call(runner, steps.start + (steps.n_steps - n_left) * size.rows, n_left, size, _train_steps)
                 for agree in at.agree:
                     agree(call, self._most_steps(call))
                 for prepare in at.before_call:
@@ -205,3 +200,109 @@ class TrainLoop:
             self._pacing.record(n_steps, seconds)
             for timed in self._at.call_timed:
                 timed(n_steps, seconds)
+
+
+def _train_steps(call: Call) -> list[Losses]:
+    return call.runner.train_steps(call.start, call.n_steps, call.size)
+
+
+def _train_step(call: Call) -> list[Losses]:
+    assert call.rows is not None
+    return call.runner.train_step(call.rows, call.size)
+
+
+# -- Moments: what the extensions of a loop do at each of them ---------------------------------------------------------
+
+
+class Moments:
+    """The functions called at each moment: the overriding methods, in the order of the extensions."""
+
+    def __init__(self, extensions: Sequence[LoopExtension]) -> None:
+        def overriding(moment: str) -> tuple[Callable[..., Any], ...]:
+            found: list[Callable[..., Any]] = []
+            for extension in extensions:
+                if getattr(type(extension), moment) is not getattr(LoopExtension, moment):
+                    found.append(getattr(extension, moment))
+            return tuple(found)
+
+        self.run_begins = overriding("run_begins")
+        self.epoch_begins = overriding("epoch_begins")
+        self.steps_begin = overriding("steps_begin")
+        self.before_steps = overriding("before_steps")
+        self.agree = overriding("agree")
+        self.before_call = overriding("before_call")
+        self.most_steps: tuple[Callable[[Call], int], ...] = overriding("most_steps")
+        self.around_call = overriding("around_call")
+        self.call_done = overriding("call_done")
+        self.after_call = overriding("after_call")
+        self.call_timed = overriding("call_timed")
+        self.rows_end = overriding("rows_end")
+        self.failed = overriding("failed")
+        self.went_back = overriding("went_back")
+        self.steps_end = overriding("steps_end")
+        self.epoch_ends = overriding("epoch_ends")
+        self.run_ends = overriding("run_ends")
+        self.run_fails = overriding("run_fails")
+        self.ended = overriding("ended")[::-1]
+
+
+# -- Step pacing: how many steps one call takes, so that progress and Ctrl-C do not wait for long, and what calls did
+
+
+# A call may last half a second; this is what is aimed at.
+_AIM_SECONDS = 0.2
+_POLL_SECONDS = 0.0005
+
+
+class StepPacing:
+    """The number of steps of a call: few at first, then as many as fit into the target time.
+
+    Attributes:
+        n_steps: The number of steps for the next call.
+    """
+
+    n_steps = 1
+
+    def record(self, n_steps: int, seconds: float) -> None:
+        """Learn from a call. Grows by doubling only, as the first calls are slow and say little.
+
+        Always a power of two, as some frameworks build something small for every number that they see. A call of
+        fewer steps, as at the end of an epoch, counts only if it was too slow.
+        """
+        if n_steps < self.n_steps and seconds <= _AIM_SECONDS:
+            return
+        fitting = int(n_steps * _AIM_SECONDS / max(seconds, 1e-9))
+        self.n_steps = min(self.n_steps * 2, 1 << max(fitting.bit_length() - 1, 0))
+
+
+class PendingCalls:
+    """Calls that were launched and may still be computed: at most two.
+
+    Nothing waits for a device: it is asked now and then whether a call is done, while the next one is queued there.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Sequence[Losses], int, float]] = deque()
+        self._finished_at = 0.0
+
+    def add(self, losses: Sequence[Losses], n_steps: int, began: float) -> None:
+        """Add a call of `n_steps` steps that was launched."""
+        self._calls.append((losses, n_steps, began))
+
+    def done(self, *, are_read: bool = False) -> Iterator[tuple[int, float]]:
+        """Yield the steps and seconds of each call that is done by now; of all calls if their losses have been read."""
+        while self._calls:
+            losses, n_steps, began = self._calls[0]
+            for pending in () if are_read else losses:
+                while not pending.is_ready():
+                    if len(self._calls) < 2:
+                        return
+                    time.sleep(_POLL_SECONDS)
+                    interrupts.check()
+            self._calls.popleft()
+            before, self._finished_at = self._finished_at, time.perf_counter()
+            yield n_steps, self._finished_at - max(began, before)
+
+    def clear(self) -> None:
+        """Drop calls that have failed."""
+        self._calls.clear()

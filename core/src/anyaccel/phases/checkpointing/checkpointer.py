@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
 import time
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from anyaccel import interrupts
-from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
 from anyaccel.graph.serialization import versions_of
 from anyaccel.phases.callbacks import Callback, monitored_value, unknown_mode
@@ -46,7 +44,6 @@ from anyaccel.phases.loss_accumulator import LossAccumulator, LossSums
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.run import Run
 
-RESUME = ("auto", "never")
 _PAUSES_OF_INTERVAL = 0.25  # a checkpoint is on the disk long before the next is due
 
 
@@ -64,8 +61,8 @@ class Checkpointer:
         resumed: Position of the earlier run; None if this one starts from scratch.
 
     Raises:
-        PhaseError: another run writes into the folder; or it has checkpoints and this run is to start from scratch; or
-            they are of another phase.
+        PhaseError: estimators learn in the run; or another run writes into the folder; or it has checkpoints and this
+            run is to start from scratch; or they are of another phase.
         StateError: the state does not fit the graph, or no checkpoint can be read.
         ConfigError: they were written by a newer version.
     """
@@ -73,6 +70,13 @@ class Checkpointer:
     def __init__(
         self, checkpoint: Checkpoint, run: Run, callbacks: Sequence[Callback], resume: str, *, writes: bool = True
     ) -> None:
+        learners = run.phase.learners(run.graph)
+        if learners:
+            raise PhaseError(
+                f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, but its "
+                "state could only be pickled",
+                hint="leave checkpoint out, or freeze the node",
+            )
         self._checkpoint, self._run, self._callbacks = checkpoint, run, tuple(callbacks)
         self._writes = writes
         self._group: ProcessGroup = SingleProcess()
@@ -356,49 +360,6 @@ class Checkpointer:
         self._run.log_event("checkpoint", message)
         if self._writes:
             warnings.warn(f"phase {self._run.phase.label!r}: {message}", RuntimeWarning, stacklevel=2)
-
-
-def checkpointers_for(
-    run: Run, callbacks: Sequence[Callback], resume: str, *, writes: bool = True
-) -> list[Checkpointer]:
-    """Return the object that writes the checkpoints of a run; an empty list without checkpoints.
-
-    Args:
-        run: The run; its phase may have a Checkpoint.
-        callbacks: Callbacks of the run.
-        resume: See `Checkpointer`.
-        writes: See `Checkpointer`.
-
-    Raises:
-        PhaseError: a run without checkpoints must resume from one, or estimators learn in it; or see `Checkpointer`.
-    """
-    checkpoint = run.phase.checkpoint
-    if checkpoint is None:
-        if resume == "auto":
-            problem = f"phase {run.phase.label!r} has no checkpoint to resume from"
-            raise PhaseError(problem, hint="write checkpoint='runs/a' in fit or TrainPhase")
-        return []
-    learners = run.phase.learners(run.graph)
-    if learners:
-        raise PhaseError(
-            f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, but its "
-            "state could only be pickled",
-            hint="leave checkpoint out, or freeze the node",
-        )
-    return [Checkpointer(checkpoint, run, callbacks, resume, writes=writes)]
-
-
-def checked_resume(resume: Any) -> str:
-    """Return the argument `resume`.
-
-    Raises:
-        PhaseError: unknown.
-    """
-    if resume in RESUME and isinstance(resume, str):
-        return resume
-    is_folder = isinstance(resume, os.PathLike) or (isinstance(resume, str) and "/" in resume)
-    hint = f"write checkpoint={str(resume)!r}, resume='auto'" if is_folder else "write resume='auto'"
-    raise PhaseError(f"unknown resume={shown(resume)}", available=", ".join(map(repr, RESUME)), hint=hint)
 
 
 # -- Background writer: writes one checkpoint at a time in a thread of its own, with pauses for the loop's sake --------

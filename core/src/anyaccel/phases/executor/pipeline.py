@@ -45,6 +45,7 @@ class ChunkRunner:
         program: Program of this stage.
         columns: Its columns, in the order of its inputs.
         orders: Orders of these columns.
+        n_rows: Length of the orders, as the program is compiled for; 0 without one.
         labels: Labels of its losses.
         weighted: Labels of the losses that weight rows or positions.
         elements: By label, the number of elements of a row in the mean of a loss.
@@ -58,6 +59,7 @@ class ChunkRunner:
     program: MultiStepProgram | None = None
     columns: Sequence[Any] = ()
     orders: Sequence[Any] = ()
+    n_rows: int = 0
     labels: tuple[str, ...] = ()
     weighted: tuple[str, ...] = ()
     elements: Mapping[str, int] = field(default_factory=dict)
@@ -97,11 +99,6 @@ class ChunkRunner:
     def layout(self) -> list[list[int]]:
         """The shapes of columns and orders that programs are compiled for."""
         return [list(map(int, array.shape)) for array in (*self.columns, *self.orders)]
-
-    @property
-    def n_rows(self) -> int:
-        """Length of the row orders, as programs are compiled for; 0 without a program."""
-        return int(self.orders[0].shape[0]) if self.orders else 0
 
     def compile(self, size: StepSize) -> None:
         """Compile steps of one size.
@@ -227,6 +224,7 @@ class Pipeline:
             program=self._multi_step,
             columns=tuple(taken),
             orders=tuple(orders),
+            n_rows=int(orders[0].shape[0]) if orders else 0,
             labels=tuple(elements),
             weighted=tuple(weighted),
             elements=elements,
