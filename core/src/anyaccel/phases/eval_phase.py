@@ -92,7 +92,9 @@ class EvalPhase(Phase):
         ),
         "outputs": Setting(node_labels, save_labels),
         "replicas": Setting(offered("EvalPhase.replicas", None, 1), keeps_default=True),
-        "batch_size": Setting(batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED),
+        "batch_size": Setting(
+            batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED, none_leaves=True
+        ),
         "sampler": Setting(
             samplers,
             lambda phase, kept: UNSAVED if phase.sampled_by is None else samplers_config(kept),

@@ -146,15 +146,17 @@ def step_means(losses: Sequence[Losses], n_steps: int) -> dict[str, np.ndarray]:
 
 def _host_pairs(losses: Iterable[Losses]) -> Iterator[tuple[int, str, float, float]]:
     """Yield number of the entry, label, sum and weight of each pair, copied together from each backend."""
-    by_backend: dict[ComputingBackend, list[tuple[int, str, object, object]]] = {}
+    by_backend: dict[ComputingBackend, tuple[list[tuple[int, str]], list[object], list[object]]] = {}
     for i, entry in enumerate(losses):
         for label, (total, weight) in (entry.pairs or {}).items():
-            by_backend.setdefault(entry.backend, []).append((i, label, total, weight))
-    for backend, backend_pairs in by_backend.items():
-        totals = _floats(backend, [total for _, _, total, _ in backend_pairs])
-        weights = _floats(backend, [weight for _, _, _, weight in backend_pairs])
-        for (i, label, _, _), total, weight in zip(backend_pairs, totals, weights, strict=True):
-            yield i, label, total, weight
+            names, totals, weights = by_backend.setdefault(entry.backend, ([], [], []))
+            names.append((i, label))
+            totals.append(total)
+            weights.append(weight)
+    for backend, (names, totals, weights) in by_backend.items():
+        copied = zip(names, _floats(backend, totals), _floats(backend, weights), strict=True)
+        for (i, label), sum_of_losses, sum_of_weights in copied:
+            yield i, label, sum_of_losses, sum_of_weights
 
 
 def _floats(backend: ComputingBackend, values: Sequence[object]) -> list[float]:

@@ -192,9 +192,6 @@ class EpochRecovery(LoopExtension):
         self._seconds, self._taken_at = 0.0, 0.0
         room.snapshots = self
 
-    def steps_begin(self, losses: LossAccumulator) -> None:
-        self.take(0)
-
     def after_call(self, losses: LossAccumulator) -> None:
         """Take a snapshot if it is time.
 
@@ -203,7 +200,7 @@ class EpochRecovery(LoopExtension):
         """
         pause = time.perf_counter() - self._taken_at
         if self._within_epoch and self._last is not None and pause > self._seconds / _SNAPSHOT_SHARE:
-            self.take(len(losses))
+            self.steps_begin(losses)
 
     def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
         self._last = None  # a validation may need the room
@@ -211,8 +208,8 @@ class EpochRecovery(LoopExtension):
     def ended(self) -> None:
         self._last = self._room.snapshots = None  # they would hold each other, and the programs, until collected
 
-    def take(self, n_losses: int) -> None:
-        """Take a snapshot after the steps so far, with that many entries of the epoch's losses."""
+    def steps_begin(self, losses: LossAccumulator) -> None:
+        """Take a snapshot after the steps so far, of which these are the losses; also within an epoch."""
         if not self._takes_snapshots:
             return
         began = time.perf_counter()
@@ -222,7 +219,7 @@ class EpochRecovery(LoopExtension):
             heard = []
             for callback in self._callbacks:
                 heard.append(callback.state_dict())
-            self._last = _Snapshot(self._run.step, n_losses, self._pipeline.snapshot(), heard)
+            self._last = _Snapshot(self._run.step, len(losses), self._pipeline.snapshot(), heard)
         except (MemoryError, EstimatorError) as error:  # without a copy, a later failure is final
             release_frames(error)
         self._taken_at = time.perf_counter()

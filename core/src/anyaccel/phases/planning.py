@@ -116,7 +116,8 @@ def _planned(
     plan = resolution.plan
     parts = draw_parts(phase, plan, graph, (*learners, *phase.next_to_fit(graph, ())), groups)
     epochs = parts[0].epochs
-    final_devices(phase, plan, known)
+    if phase.final_device is not None:
+        final_devices(phase, phase.final_device, plan, known)
     shares = groups.notes(phase, resolution, None if epochs is None else epochs.batch_size)
     return replace(plan, notes=(*plan.notes, *shares)), resolution, parts
 

@@ -283,7 +283,7 @@ def _draw(
             if sampler is not None:
                 check_stream(stream, feature_set, sampler.streams)
         evaluated, epochs = part.draw(data.rows, combined)
-        if part.trains:
+        if part.trains and len(plan.replicas) > 1:
             groups.check_epochs(part, plan, epochs)
     return DrawnPart(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
 

@@ -148,13 +148,9 @@ class ProcessGroup(ABC):
         """Whether there may be room for a second copy of the trained state."""
 
     @abstractmethod
-    def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """Return the extensions that act in the training loop before hooks of the same moment."""
-
-    @abstractmethod
-    def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """Return the extensions that act after these hooks; among them the checks that compare steps computed in parts
-        with those of one batch.
+    def loop_extensions(self, run: Run, pipeline: Pipeline) -> tuple[Sequence[LoopExtension], Sequence[LoopExtension]]:
+        """Return the extensions that act in the training loop before hooks of the same moment, and those that act after
+        them; among the latter the checks that compare steps computed in parts with those of one batch.
         """
 
 
@@ -209,12 +205,9 @@ class SingleProcess(ProcessGroup):
 
     keeps_snapshots = True
 
-    def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        return ()
-
-    def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+    def loop_extensions(self, run: Run, pipeline: Pipeline) -> tuple[Sequence[LoopExtension], Sequence[LoopExtension]]:
         if run.phase.accumulate == 1:
-            return ()
+            return (), ()
         means = MeanCheck(run.phase, pipeline.stages, self.gather)
         buffers = BufferCheck(run.phase, pipeline, n_calls=run.phase.accumulate)
-        return [check for check in (means, buffers) if check.is_due]
+        return (), [check for check in (means, buffers) if check.is_due]

@@ -78,7 +78,7 @@ class ProcessGroups:
         return there
 
     def changes(self, phase: PhaseSettings, devices: Sequence[Device]) -> dict[str, Any]:
-        """Return settings that depend on the number of processes or devices, for these devices."""
+        """Return the settings of a phase that is `per_replica`, for these devices."""
         return {}
 
     def check(self, phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> None:
@@ -215,7 +215,8 @@ def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None
         changes["devices"] = devices
         if accelerator is not None:
             changes["accelerator"] = accelerator.at(devices[0])
-    changes |= groups.changes(phase, devices)
+    if phase.per_replica:
+        changes |= groups.changes(phase, devices)
     validation = phase.validation
     if validation is not None and (own_validation := bound(validation, graph, known)) is not validation:
         changes["validation"] = own_validation
@@ -234,9 +235,14 @@ def best_common_device(frameworks: Sequence[str], known: Registry | None = None)
     """Return the best device for all of these frameworks: a GPU, another accelerator, or the CPU. Loads no others."""
     common: list[Device] = []
     for number, framework in enumerate(frameworks):
-        devices = [device for _, device in (known or registry()).devices(framework)]
-        common = [device for device in devices if number == 0 or device in common]
-    accelerators = [(device.kind != "gpu", device) for device in common if device.kind not in _ONLY_BY_NAME]
+        of_others, common = common, []
+        for _, device in (known or registry()).devices(framework):
+            if number == 0 or device in of_others:
+                common.append(device)
+    accelerators = list[tuple[bool, Device]]()
+    for device in common:
+        if device.kind not in _ONLY_BY_NAME:
+            accelerators.append((device.kind != "gpu", device))
     return min(accelerators)[1] if accelerators else Device("cpu")
 
 
@@ -246,17 +252,17 @@ def best_common_device(frameworks: Sequence[str], known: Registry | None = None)
 _NONE: Mapping[str, Any] = {}
 
 
-def final_devices(phase: PhaseSettings, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
+def final_devices(
+    phase: PhaseSettings, final_device: Accelerator, plan: Plan, known: Registry | None = None
+) -> dict[str, Device]:
     """Return the devices of nodes after the phase. Without `strict`, a node stays if its framework does not run there.
 
     Raises:
         FrameworkError, DeviceUnavailableError: no node can be moved there.
     """
-    if phase.final_device is None:
-        return {}
     frameworks = sorted({assignment.framework for assignment in plan.assignments})
     backends = known or registry()
-    final = phase.final_device.on_one_device(*frameworks, strict=phase.strict, known=known)
+    final = final_device.on_one_device(*frameworks, strict=phase.strict, known=known)
     device = final.device
     served = [
         assignment

@@ -382,7 +382,9 @@ class PhaseExecution:
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, first.rows, first.factory.arrays)
         shares = groups.notes(phase, resolution, first.factory.batch_size)
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
-        after = final_devices(phase, plan)
+        after: dict[str, Device] = {}
+        if phase.final_device is not None:
+            after = final_devices(phase, phase.final_device, plan)
         share(plan)
         hooks.call("before_placement", phase=phase, plan=plan, run=run)
         warn_of_fallbacks(plan)

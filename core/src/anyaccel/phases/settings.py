@@ -57,6 +57,7 @@ class Setting:
             differ.
         on_resume: Whether a run that resumes from a checkpoint must have the same value, too.
         keeps_default: Whether the default of the signature is stored without a check.
+        none_leaves: Whether None stores nothing: the phase keeps what its class has.
     """
 
     check: Check = lambda phase, name, value: value
@@ -65,6 +66,7 @@ class Setting:
     compare: Callable[[Any], Any] | None = None
     on_resume: bool = True
     keeps_default: bool = False
+    none_leaves: bool = False
 
 
 def integer(least: int, example: int | None = None) -> Check:
@@ -155,8 +157,7 @@ Samplers = Sampler | Mapping[str, Sampler]
 
 def batch_size(phase: Any, name: str, value: Any) -> object:
     """Check for a number of rows, which makes the sampler of a phase; None leaves it to the setting `sampler`."""
-    if value is not None:
-        phase.sampler = SimpleSampler(value, shuffle=phase.trains)
+    phase.sampler = SimpleSampler(value, shuffle=phase.trains)
     return UNCHANGED
 
 
@@ -262,6 +263,8 @@ def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
         phase = values.pop("self")
         for name, value in values.items():
             setting = phase.settings.get(name, _PLAIN)
+            if value is None and setting.none_leaves:
+                continue
             is_kept = setting.keeps_default and value is defaults.get(name, UNCHANGED)
             kept = value if is_kept else setting.check(phase, name, value)
             if kept is not UNCHANGED:

@@ -214,36 +214,39 @@ def _train_step(call: Call) -> list[Losses]:
 # -- Moments: what the extensions of a loop do at each of them ---------------------------------------------------------
 
 
+_Acts = tuple[Callable[..., Any], ...]
+
+
 class Moments:
     """The functions called at each moment: the overriding methods, in the order of the extensions."""
 
+    run_begins: _Acts
+    epoch_begins: _Acts
+    steps_begin: _Acts
+    before_steps: _Acts
+    agree: _Acts
+    before_call: _Acts
+    most_steps: tuple[Callable[[Call], int], ...]
+    around_call: _Acts
+    call_done: _Acts
+    after_call: _Acts
+    call_timed: _Acts
+    rows_end: _Acts
+    failed: _Acts
+    went_back: _Acts
+    steps_end: _Acts
+    epoch_ends: _Acts
+    run_ends: _Acts
+    run_fails: _Acts
+    ended: _Acts
+
     def __init__(self, extensions: Sequence[LoopExtension]) -> None:
-        def overriding(moment: str) -> tuple[Callable[..., Any], ...]:
+        for moment in type(self).__annotations__:
             found: list[Callable[..., Any]] = []
-            for extension in extensions:
+            for extension in extensions if moment != "ended" else reversed(extensions):
                 if getattr(type(extension), moment) is not getattr(LoopExtension, moment):
                     found.append(getattr(extension, moment))
-            return tuple(found)
-
-        self.run_begins = overriding("run_begins")
-        self.epoch_begins = overriding("epoch_begins")
-        self.steps_begin = overriding("steps_begin")
-        self.before_steps = overriding("before_steps")
-        self.agree = overriding("agree")
-        self.before_call = overriding("before_call")
-        self.most_steps: tuple[Callable[[Call], int], ...] = overriding("most_steps")
-        self.around_call = overriding("around_call")
-        self.call_done = overriding("call_done")
-        self.after_call = overriding("after_call")
-        self.call_timed = overriding("call_timed")
-        self.rows_end = overriding("rows_end")
-        self.failed = overriding("failed")
-        self.went_back = overriding("went_back")
-        self.steps_end = overriding("steps_end")
-        self.epoch_ends = overriding("epoch_ends")
-        self.run_ends = overriding("run_ends")
-        self.run_fails = overriding("run_fails")
-        self.ended = overriding("ended")[::-1]
+            setattr(self, moment, tuple(found))
 
 
 # -- Step pacing: how many steps one call takes, so that progress and Ctrl-C do not wait for long, and what calls did

@@ -33,7 +33,6 @@ from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.settings import (
-    UNCHANGED,
     UNSAVED,
     Data,
     Samplers,
@@ -73,8 +72,8 @@ def _checkpoint(phase: Any, name: str, checkpoint: Any) -> Checkpoint:
 
 
 def _loss_scale(phase: Any, name: str, scale: Any) -> LossScale:
-    if scale is None or isinstance(scale, LossScale):
-        return scale or Phase.loss_scale
+    if isinstance(scale, LossScale):
+        return scale
     try:
         return LossScale(scale)
     except SpecError:
@@ -177,7 +176,7 @@ class TrainPhase(Phase):
     default_batch_size = 32
     settings: ClassVar[Mapping[str, Setting]] = {
         **Phase.settings,
-        "batch_size": Setting(batch_size, unsaved),
+        "batch_size": Setting(batch_size, unsaved, none_leaves=True),
         "sampler": Setting(samplers, lambda phase, kept: samplers_config(kept), samplers_from, samplers_config),
         "schedule": Setting(check_schedule, compare=same, keeps_default=True),
         "epochs": Setting(integer(0), compare=same, on_resume=False),
@@ -186,11 +185,12 @@ class TrainPhase(Phase):
         "accumulate": Setting(integer(1), compare=same, keeps_default=True),
         "microbatching": Setting(choice(*MICROBATCHING), keeps_default=True),
         "on_nan": Setting(choice(*ON_NAN), keeps_default=True),
-        "step": Setting(lambda phase, name, value: UNCHANGED if value is None else value, _refuse_to_save),
+        "step": Setting(save=_refuse_to_save, none_leaves=True),
         "loss_scale": Setting(
             _loss_scale,
             lambda phase, scale: UNSAVED if scale == LossScale() else scale.get_config(),
             lambda saved: LossScale.from_config(saved) if isinstance(saved, Mapping) else saved,
+            none_leaves=True,
         ),
         "checkpoint": Setting(
             _checkpoint,
@@ -447,13 +447,14 @@ class TrainPhase(Phase):
             extensions.append(ProgressReports(run, progress, rows, begins.history, begins.step))
         for callback in hooks.callbacks:
             extensions += callback.loop_extensions(programs)
-        extensions += group.before_hooks(run, pipeline)
+        before_hooks, after_hooks = group.loop_extensions(run, pipeline)
+        extensions += before_hooks
         extensions.append(EpochHooks(run, hooks, pipeline))
         if hooks.max_call_steps == 1 and pipeline.notifies_steps:
             extensions.append(StepNotifier(run, hooks, pipeline, progress, in_progress))
         elif hooks.step_listeners or hooks.has_steps_done_listeners:
             extensions.append(StepListeners(run, hooks, pipeline))
-        extensions += group.after_hooks(run, pipeline)
+        extensions += after_hooks
         extensions += resumption
         if programs.learners.labels:
             extensions.append(programs.learners)

@@ -103,8 +103,8 @@ class DeviceGroup(SingleProcess):
             whole=whole_nodes(self._plan),
         )
 
-    def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        return replica_checks(run.phase, pipeline, self)
+    def loop_extensions(self, run: Run, pipeline: Pipeline) -> tuple[Sequence[LoopExtension], Sequence[LoopExtension]]:
+        return (), replica_checks(run.phase, pipeline, self)
 
 
 def check_replicable(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> None:

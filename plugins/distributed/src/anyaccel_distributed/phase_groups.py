@@ -84,9 +84,7 @@ class ReplicaGroups(ProcessGroups):
         return (requested_of_process(asked, there, place),)
 
     def changes(self, phase: PhaseSettings, devices: Sequence[Device]) -> dict[str, Any]:
-        """Return, with `per_replica`, a sampler whose batches have the rows of all."""
-        if not phase.per_replica:
-            return {}
+        """Return a sampler whose batches have the rows of all."""
         place = None if phase.replicas == 1 else launched()
         n_replicas = max(1, len(devices)) if place is None else place.size
         return {"sampler": _of_all(phase.sampler, n_replicas), "per_replica": False}
@@ -96,7 +94,7 @@ class ReplicaGroups(ProcessGroups):
         check_sharding(phase, resolution)
 
     def check_epochs(self, phase: PhaseSettings, plan: Plan, epochs: EpochPlan) -> None:
-        if len(plan.replicas) > 1 and isinstance(epochs, TrainingEpochs):
+        if isinstance(epochs, TrainingEpochs):
             check_shares(phase.label, epochs.batches, len(plan.replicas))
 
     def notes(self, phase: PhaseSettings, resolution: Resolution, batch_size: int | None) -> tuple[str, ...]:

@@ -258,13 +258,13 @@ class ReplicatedTraining(ProcessGroup):
         """False if parameters are sharded, because there is too little memory."""
         return not self.sharded
 
-    def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        return (ReplicatedEpochs(run, pipeline, self),)
-
-    def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
-        """Return the extensions after hooks; calls of several steps are agreed on if one program computes them."""
+    def loop_extensions(self, run: Run, pipeline: Pipeline) -> tuple[Sequence[LoopExtension], Sequence[LoopExtension]]:
+        """Return the extensions before and after hooks; calls of several steps are agreed on if one program computes
+        them.
+        """
         shared_calls = [SharedCalls(self)] if pipeline.multi_step and self.global_batches else []
-        return (AgreedStop(run, self), *shared_calls, *replica_checks(run.phase, pipeline, self))
+        after_hooks = (AgreedStop(run, self), *shared_calls, *replica_checks(run.phase, pipeline, self))
+        return (ReplicatedEpochs(run, pipeline, self),), after_hooks
 
     def share_batches(self, source: str) -> BatchesShare:
         """Return this replica's part of the batches of a source; they are then compared in every step."""

@@ -45,7 +45,7 @@ class ChunkRunner:
         program: Program of this stage.
         columns: Its columns, in the order of its inputs.
         orders: Orders of these columns.
-        n_rows: Length of the orders, as the program is compiled for; 0 without one.
+        n_rows: Length of the orders, as the program is compiled for; 0 without one, as in evaluations.
         labels: Labels of its losses.
         weighted: Labels of the losses that weight rows or positions.
         elements: By label, the number of elements of a row in the mean of a loss.
@@ -224,7 +224,7 @@ class Pipeline:
             program=self._multi_step,
             columns=tuple(taken),
             orders=tuple(orders),
-            n_rows=int(orders[0].shape[0]) if orders else 0,
+            n_rows=0 if not orders or orders[0] is None else int(orders[0].shape[0]),
             labels=tuple(elements),
             weighted=tuple(weighted),
             elements=elements,
