@@ -662,7 +662,7 @@ def test_snapshots_are_given_up_before_a_phase_fails(monkeypatch: pytest.MonkeyP
 
     capacities = range(30_000, 70_000, 1_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EpochRecovery, "take", lambda self, n_losses: None)
+        patch.setattr(EpochRecovery, "steps_begin", lambda self, losses: None)
         least = next(capacity for capacity in capacities if fits(capacity) is not None)
     result = fits(least)
     assert result is not None and told(result)[-1][2] == "snapshots are no longer taken, to save memory"
@@ -688,7 +688,7 @@ def test_snapshots_that_fill_the_memory_are_given_up_before_steps_get_smaller() 
     with simulate(1):
         run(expected, phase())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EpochRecovery, "take", lambda self, n_losses: None)
+        patch.setattr(EpochRecovery, "steps_begin", lambda self, losses: None)
         least = next(capacity for capacity in range(100_000, 300_000, 4_000) if fits(capacity) is not None)
     graph = made()
     with simulate(1, capacity=least + 4_000):
