@@ -28,7 +28,7 @@ ENDED = {"train_phase.py:results_of", "base.py:end"}  # the phase is over, and e
 DEFERRING = "interrupts.py"  # where a real signal waits; one raised at its `__exit__` would be deferred for ever
 START = "runner.py:start"
 FIRST = {
-    "outer_contexts.py:leave_contexts",
+    "prepare.py:leave_contexts",
     "outer_contexts.py:left_contexts",
     "train_phase.py:check_monitors",
 }  # before anybody is told of anything
