@@ -203,10 +203,10 @@ class TorchLoop(Loop):
 
             names = dict(module.named_parameters())
             for part in module.modules():  # members of lists of layers are sharded one by one
-                if isinstance(part, (nn.ModuleList, nn.Sequential)) and part is not module:
-                    for block in part:
-                        if next(block.parameters(), None) is not None:
-                            fully_shard(block, **self.options)
+                is_list = isinstance(part, (nn.ModuleList, nn.Sequential)) and part is not module
+                for block in part if is_list else ():
+                    if next(block.parameters(), None) is not None:
+                        fully_shard(block, **self.options)
             fully_shard(module, **self.options)
             for name, parameter in module.named_parameters():
                 self._renewed[names[name]] = parameter
@@ -554,11 +554,11 @@ class TorchLoop(Loop):
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             for model in self._models:
                 states["models"].append(_plain(get_model_state_dict(model.module, options=options)))
-                for prepared in self._optimizers:
-                    if not prepared.parameters.isdisjoint(model.parameters):
-                        with prepared.apart():
-                            state = get_state_dict(model.module, prepared.optimizer, options=options)[1]
-                        states["optimizers"].append(_plain(state))
+                trains = [held for held in self._optimizers if not held.parameters.isdisjoint(model.parameters)]
+                for prepared in trains:
+                    with prepared.apart():
+                        state = get_state_dict(model.module, prepared.optimizer, options=options)[1]
+                    states["optimizers"].append(_plain(state))
         else:
             states = {
                 "models": [_plain(self.unwrap(model.module).state_dict()) for model in self._models],
@@ -585,17 +585,17 @@ class TorchLoop(Loop):
             optimizers = iter(state["optimizers"])
             for saved, model in zip(state["models"], self._models, strict=True):
                 set_model_state_dict(model.module, _tensors(saved), options=options)
-                for prepared in self._optimizers:
-                    if not prepared.parameters.isdisjoint(model.parameters):
-                        named = _by_names(next(optimizers), prepared.optimizer, model.module)
-                        with prepared.apart():
-                            set_state_dict(
-                                model.module,
-                                prepared.optimizer,
-                                model_state_dict=_tensors(saved),
-                                optim_state_dict=_tensors(named),
-                                options=options,
-                            )
+                trains = [held for held in self._optimizers if not held.parameters.isdisjoint(model.parameters)]
+                for prepared in trains:
+                    named = _by_names(next(optimizers), prepared.optimizer, model.module)
+                    with prepared.apart():
+                        set_state_dict(
+                            model.module,
+                            prepared.optimizer,
+                            model_state_dict=_tensors(saved),
+                            optim_state_dict=_tensors(named),
+                            options=options,
+                        )
         else:
             for saved, model in zip(state["models"], self._models, strict=True):
                 self.unwrap(model.module).load_state_dict(_tensors(saved))
