@@ -411,8 +411,9 @@ def test_state_that_does_not_last_between_phases_is_told() -> None:
     named, recipe = parameters(), Optimizer(Remembers, lr=0.1)
     with pytest.warns(
         UserWarning, match=r"optimizer Remembers keeps history \(object\) for each parameter, which is lost in a new"
-    ):
+    ) as warned:
         group_of(recipe, named, NodeState(1, {"w": {"group.k": torch.tensor(1)}}))
+    assert [warning.filename for warning in warned] == [__file__]  # the code that calls anyaccel
 
 
 def test_an_optimizer_that_fails_in_a_trial_step_is_told_and_starts_afresh() -> None:
@@ -420,5 +421,8 @@ def test_an_optimizer_that_fails_in_a_trial_step_is_told_and_starts_afresh() -> 
         def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
             raise ValueError
 
-    with pytest.warns(UserWarning, match="Fails fails in a trial step with zero gradients, so its state is unknown"):
+    with pytest.warns(
+        UserWarning, match="Fails fails in a trial step with zero gradients, so its state is unknown"
+    ) as warned:
         group_of(Optimizer(Fails, lr=1.0), parameters(), NodeState(1, {"w": {"m": torch.zeros(3, 2)}}))
+    assert [warning.filename for warning in warned] == [__file__]

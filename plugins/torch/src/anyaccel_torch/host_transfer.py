@@ -31,8 +31,10 @@ def copied(array: np.ndarray, *, pinned: bool = False) -> torch.Tensor:
 
     dtype = _torch_dtype(array.dtype)
     if not pinned and array.nbytes >= _HUGE_PAGES_FROM:
+        copy = None
         with suppress(MemoryError):  # torch's own error says how much was asked for
             copy = aligned_empty(array.shape, array.dtype.newbyteorder("="))
+        if copy is not None:
             np.copyto(copy, array)
             return as_tensor(copy)
     tensor = torch.empty(array.shape, dtype=dtype, device="meta" if pinned else "cpu")

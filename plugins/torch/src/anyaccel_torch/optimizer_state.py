@@ -136,7 +136,7 @@ def load_slots(
     for name, value in decode(own, like, parameter.device).items():
         state[torch_slots.get(name, name)] = value
     count = slots[_STEP].item() if _STEP in slots else step
-    if is_number(like.get(_STEP)):
+    if isinstance(like.get(_STEP), _NUMBERS):
         state[_STEP] = type(like[_STEP])(count)
     elif counts and (not like or isinstance(like.get(_STEP), Tensor)):
         set_step(optimizer, parameter, count)
@@ -170,7 +170,7 @@ def read_steps(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Paramet
     by_device: dict[torch.device, dict[nn.Parameter, Tensor]] = {}
     for parameter in parameters:
         step = optimizer.state.get(parameter, {}).get(_STEP)
-        if is_number(step):
+        if isinstance(step, _NUMBERS):
             known[parameter] = step
         elif isinstance(step, Tensor) and step.ndim == 0 and not step.is_meta:
             by_device.setdefault(step.device, {})[parameter] = step.double()
@@ -180,10 +180,11 @@ def read_steps(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Paramet
 
 
 def _is_scalar(value: Any) -> bool:
-    return is_number(value) or (isinstance(value, Tensor) and value.ndim == 0)
+    return isinstance(value, _NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0)
 
 
 _GROUP, _OBJECT, _STEP = "group.", "object.", "step"
+_NUMBERS = (bool, int, float)
 
 
 class SharedState:
@@ -292,11 +293,14 @@ def _copied(
     state: Mapping[Tensor, Mapping[str, Any]], groups: Iterable[Mapping[str, Any]]
 ) -> tuple[dict[Tensor, dict[str, Any]], list[dict[str, Any]]]:
     """Return copies of states by parameter, and of groups, whose parameters stay the same objects."""
-    states = {parameter: copied_state(values) for parameter, values in state.items()}
+    states: dict[Tensor, dict[str, Any]] = {}
+    for parameter, values in state.items():
+        states[parameter] = copied_state(values)
     copied_groups: list[dict[str, Any]] = []
     for group in groups:
-        others = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
-        copied_groups.append({"params": list(group["params"]), **others})
+        others = dict(group)
+        parameters = list(others.pop("params"))
+        copied_groups.append({"params": parameters, **copy.deepcopy(others)})
     return states, copied_groups
 
 
@@ -305,11 +309,6 @@ def _copied(
 
 _STRUCTURE = ".json"
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {"list": list, "tuple": tuple}
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a plain number or a truth value."""
-    return isinstance(value, (bool, int, float))
 
 
 def encode(key: str, value: Any) -> dict[str, Tensor]:
@@ -325,7 +324,7 @@ def encode(key: str, value: Any) -> dict[str, Tensor]:
         raise TypeError(f"the name {key!r}")
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         return {key: value}
-    if is_number(value):
+    if isinstance(value, _NUMBERS):
         return {key: torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)}
     tensors: list[Tensor] = []
     text = json.dumps(_plain(value, tensors)).encode()
@@ -375,7 +374,7 @@ def decode(slots: Mapping[str, Tensor], like: Mapping[str, Any], device: torch.d
             wide = tensor.ndim == 0 and tensor.dtype in (torch.float64, torch.int64, torch.bool)
             if wide and not isinstance(before, Tensor):
                 values[name] = tensor.item()
-            elif is_number(before) and tensor.ndim == 0:
+            elif isinstance(before, _NUMBERS) and tensor.ndim == 0:
                 values[name] = type(before)(tensor.item())
             else:
                 on = before.device if isinstance(before, Tensor) else device

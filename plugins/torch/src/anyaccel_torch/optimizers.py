@@ -22,8 +22,9 @@ from anyaccel.errors import SpecError
 from anyaccel.formulas import OPTIMIZERS, OptimizerRule
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
+from anyaccel.user_level import user_level
 from anyaccel_torch import array_functions, divided_gradients, keras
-from anyaccel_torch.divided_gradients import is_dtensor, lists_of_one_kind
+from anyaccel_torch.divided_gradients import lists_of_one_kind
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.keras import constrained_step
 from anyaccel_torch.optimizer_state import (
@@ -90,14 +91,16 @@ class GroupOptimizer:
         self.members = members
         self.parameters: list[nn.Parameter] = []
         self._node: dict[nn.Parameter, str] = {}
+        self._divided = False  # whether some are DTensors
         self._counted: list[tuple[str, tuple[nn.Parameter, ...]]] = []
         for node, named in members.items():
             self.parameters += named.values()
-            self._node.update(dict.fromkeys(named.values(), node))
+            for parameter in named.values():
+                self._node[parameter] = node
+                self._divided = self._divided or hasattr(parameter, "device_mesh")
             if named:
                 self._counted.append((node, tuple(named.values())))
         self._alike = lists_of_one_kind(self.parameters) if self.spec.clip_value is not None else []
-        self._divided = any(map(is_dtensor, self.parameters))
         self._grouped = grouped_settings(self.spec, members) if self.spec.groups else {}
         self.constraints: dict[nn.Parameter, Callable[[Any], Any]] = {}
         for parameter, constraint in (constraints or {}).items():
@@ -105,7 +108,8 @@ class GroupOptimizer:
                 self.constraints[parameter] = constraint
         self._variables = variables or {}
         self._torch_slots = slot_names(self.spec) if self.spec.own is None else {}
-        self._counts_steps = counts_steps(self.spec)
+        # whether the state of each parameter may have the number of its steps
+        self._counts_steps = self.spec.own is not None or self.spec.name not in NATIVE or NATIVE[self.spec.name].counts
         derived = type(self.spec).rate is not Optimizer.rate  # a rate of the user's own, by which lr is multiplied
         scheduled = self.spec.schedule != Schedule() or derived
         self._rate = self.spec.rate if scheduled else None
@@ -123,7 +127,7 @@ class GroupOptimizer:
         self._held: dict[str, dict[str, dict[str, Tensor]]] = {}  # slots of parameters that are switched off, by node
         self._steps_before = dict.fromkeys(members, 0)
         self._load(states, switched_off or {})
-        if not any(self._steps_before.values()):
+        if self.spec.own is not None and not any(self._steps_before.values()):
             warn_of_lost_steps(self.spec)
         self._step = self.stepper(clip=False)
 
@@ -408,13 +412,15 @@ def create_optimizer(
     by_settings: dict[Any, dict[str, Any]] = {}
     types, is_narrow, is_floating, is_divided = set(), False, True, False
     for parameter in parameters:
-        device_type, divided = parameter.device.type, is_dtensor(parameter)
+        device_type, divided = parameter.device.type, hasattr(parameter, "device_mesh")
         types.add(device_type)
         is_narrow, is_divided = is_narrow or (parameter.itemsize < 4 and device_type == "cpu"), is_divided or divided
         is_floating = is_floating and parameter.is_floating_point()
         settings = (groups or {}).get(parameter, spec)
         key = id(settings), spec.own is None and divided
-        by_settings.setdefault(key, {"params": [], **torch_settings(settings)})["params"].append(parameter)
+        if key not in by_settings:
+            by_settings[key] = {"params": [], **torch_settings(settings)}
+        by_settings[key]["params"].append(parameter)
     torch_parameters = list(by_settings.values()) if groups or len(by_settings) > 1 else list(parameters)
     if spec.own is not None:
         return _create_own(spec.own, spec, torch_parameters, variables)
@@ -569,7 +575,7 @@ def warn_of_lost_steps(spec: Optimizer) -> None:
         warnings.warn(
             f"the {spec.name} has already trained another graph, which has its state, such as "
             "moments: here it starts without. Hint: continue to train that graph, or pass a new optimizer.",
-            stacklevel=2,
+            stacklevel=user_level(),
         )
 
 
@@ -633,13 +639,13 @@ def expected_slots(
         warnings.warn(
             f"the optimizer {spec.name} keeps {', '.join(lost)} for each parameter, which is lost in a new "
             "phase: only tensors, numbers, text, and containers of these are kept",
-            stacklevel=2,
+            stacklevel=user_level(),
         )
     if None in trials.values():
         warnings.warn(
             f"the optimizer {spec.name} fails in a trial step with zero gradients, so its state is "
             "unknown: a new phase starts it from scratch",
-            stacklevel=2,
+            stacklevel=user_level(),
         )
     return {p: ExpectedSlots.of(trials[_trial_key(spec, p, variables)] or {}) for p in parameters}
 
@@ -680,11 +686,6 @@ NATIVE: dict[str, Native] = {
     "adam": Native(torch.optim.Adam, _MOMENTS, counts=True),
     "adamw": Native(torch.optim.AdamW, _MOMENTS, counts=True),
 }
-
-
-def counts_steps(spec: Optimizer) -> bool:
-    """Whether the state of each parameter of an optimizer may have the number of its steps."""
-    return spec.own is not None or spec.name not in NATIVE or NATIVE[spec.name].counts
 
 
 def slot_names(spec: Optimizer) -> dict[str, str]:

@@ -21,11 +21,15 @@ class TorchContexts(LeavesContexts):
     @contextmanager
     def leave_contexts(self) -> Iterator[OuterContexts]:
         """Leave autocast, inference_mode and no_grad; raise if tensors have no values, or a function is recorded."""
-        fake = next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode)), None)
-        transforms = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 - torch has no public way to ask
-        is_traced = torch._C._get_tracing_state() is not None  # noqa: SLF001
-        if fake is not None or transforms is not None or is_traced:
-            where = "a FakeTensorMode" if fake is not None else "torch.jit.trace" if is_traced else "torch.func"
+        where = ""
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001 - torch has no public way to ask
+            where = "torch.func"
+        if torch._C._get_tracing_state() is not None:  # noqa: SLF001
+            where = "torch.jit.trace"
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, FakeTensorMode):
+                where = "a FakeTensorMode"
+        if where:
             raise PhaseError(
                 f"a graph is computed inside {where}, where tensors have no values",
                 hint="run it outside, before or after",
