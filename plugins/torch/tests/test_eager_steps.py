@@ -16,8 +16,8 @@ from anyaccel.segment import LossTerm, Operation, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch import step_compiler
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.eager_steps import gathered_blocks
 from anyaccel_torch.program import TorchProgram
+from anyaccel_torch.step_compiler import gathered_blocks
 
 CPU, META = Device("cpu"), Device("meta")
 Data = tuple[Tensor, Tensor, Tensor]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,12 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram, notify_one_by_one
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
-from anyaccel.errors import FrameworkError, GraphError
+from anyaccel.errors import FrameworkError, GraphError, PhaseError
 from anyaccel.segment import NodeState, Segment
 from anyaccel.specs import Optimizer
 from anyaccel_torch import keras, step_compiler
-from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
+from anyaccel_torch.forward_call import share_of_batch
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.gradient_buckets import BUCKET_VARIABLE, exchange_dtype, exchanged_bytes
 from anyaccel_torch.loss_scaling import UNSCALED, DynamicLossScaling, LossScaling, ScaledProgram
@@ -35,13 +36,12 @@ from anyaccel_torch.module_traits import input_dtype
 from anyaccel_torch.optimizers import GroupOptimizer
 from anyaccel_torch.state_guard import (
     BufferSnapshot,
-    GradientFlags,
     InputGuard,
     RandomState,
     TrainingModes,
     seed_generators,
 )
-from anyaccel_torch.step_compiler import BLOCK_BYTES
+from anyaccel_torch.step_compiler import BLOCK_BYTES, gathered_blocks
 from anyaccel_torch.synchronized_norm import AllReduce, SynchronizedNorm, is_synchronizable
 
 # -- Rows of uncompiled steps, gathered ahead --------------------------------------------------------------------------
@@ -77,14 +77,14 @@ class RowsAhead:
         """Return a batch of each column for each step: rows `order[start + i * batch :][:batch]`."""
         if n_steps >= AHEAD_STEPS:
             self.clear()
-            return self._gathered(columns, orders, start, n_steps, batch)
+            return chain.from_iterable(self._gathered(columns, orders, start, n_steps, batch))
         goes_on = start == self._next and batch == self._batch and n_steps <= self._ahead
         arrays = (*columns, *orders)
         if not goes_on or len(arrays) != len(self._of) or not all(map(operator.is_, arrays, self._of)):
             self._of, self._batch = arrays, batch
             left = min(map(len, orders), default=0) - start
             self._ahead = max(n_steps, min(AHEAD_STEPS, left // batch))
-            self._batches = self._gathered(columns, orders, start, self._ahead, batch)
+            self._batches = chain.from_iterable(self._gathered(columns, orders, start, self._ahead, batch))
         self._next, self._ahead = start + n_steps * batch, self._ahead - n_steps
         batches = islice(self._batches, n_steps)
         if not self._ahead:  # what reads them drops the rows
@@ -93,10 +93,10 @@ class RowsAhead:
 
     def _gathered(
         self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, n_steps: int, batch: int
-    ) -> Iterator[tuple[Tensor, ...]]:
-        blocks = gathered_blocks(columns, orders, start, start + n_steps * batch, batch, self._max_bytes)
-        # no generator, which each step would enter
-        return chain.from_iterable(zip(*[_aligned(rows, batch) for rows in block], strict=True) for block in blocks)
+    ) -> Iterator[Iterable[tuple[Tensor, ...]]]:
+        """Yield the batches of each block of rows together: each step would enter a generator of batches."""
+        for block in gathered_blocks(columns, orders, start, start + n_steps * batch, batch, self._max_bytes):
+            yield zip(*[_aligned(rows, batch) for rows in block], strict=True)
 
 
 _ALIGNMENT = 64
@@ -204,7 +204,10 @@ class Pullback:
 
 
 def create_groups(
-    segment: Segment, losses: Sequence[BoundLoss], modules: Mapping[nn.Module, Mapping[str, nn.Parameter]]
+    segment: Segment,
+    models: Mapping[str, Any],
+    losses: Sequence[BoundLoss],
+    modules: Mapping[nn.Module, Mapping[str, nn.Parameter]],
 ) -> list[GroupOptimizer]:
     """Return an optimizer for each group.
 
@@ -213,6 +216,7 @@ def create_groups(
 
     Args:
         segment: The segment with the groups.
+        models: Its models by node.
         losses: Losses with parameters that are trained together with the nodes of the losses.
         modules: All modules of the segment, with their parameters by name.
 
@@ -220,18 +224,17 @@ def create_groups(
         SpecError: torch lacks an optimizer.
         GraphError: Nodes with different optimizers share a parameter.
     """
-    models = {operation.label: operation.model for operation in segment.operations}
     states = dict(segment.states)
     continued: dict[int, NodeState] = {}  # by the id of a model: nodes that share it get the state that has slots
     for label, model in models.items():
         if label in states and states[label].slots:
             continued.setdefault(id(model), states[label])
     for label, model in models.items():
-        if model is not None and id(model) in continued and not (label in states and states[label].slots):
+        if id(model) in continued and not (label in states and states[label].slots):
             states[label] = continued[id(model)]
     variables: dict[nn.Parameter, Any] = {}
     constraints: dict[nn.Parameter, Callable[[Any], Any]] = {}
-    for module in modules:
+    for module in modules if "keras" in sys.modules else ():
         for layer in keras.outermost(module):
             for variable in layer.trainable_variables:
                 variables[variable.value] = variable
@@ -320,11 +323,13 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         self._models: dict[str, Any] = {}
         self._modules: dict[nn.Module, bool] = {}  # those of nodes and of custom losses, and whether a node trains them
         self._devices: set[torch.device] = set()
+        self._lacks_outputs = False  # in evaluation
         dtypes, as_is, trainable = set(), [], {}
         for operation in segment.operations:
             model = operation.model
             self._devices.add(torch_device(operation.device))
             trainable[operation.label] = operation.trainable
+            self._lacks_outputs = self._lacks_outputs or bool(operation.training_only)
             if model is not None:
                 self._models[operation.label] = model
                 dtypes.add(input_dtype(model))
@@ -334,51 +339,58 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
                     as_is.append(model)
         weight_dtype = torch.float64 if "float64" in dtypes else torch.float32  # of sums of loss weights
         self._losses: list[BoundLoss] = []
+        self._means: list[Callable[[Sequence[Any]], Tensor]] = []
+        self._weighs: list[Callable[[Sequence[Any]], Tensor]] = []  # of the losses that have weights
         for term in segment.losses:
             device = torch_device(term.device)
             loss = bind(term, [self._plan.slot(name, device) for name in term.inputs], device, weight_dtype)
             self._losses.append(loss)
+            self._means.append(loss.mean)
+            if loss.total_weight is not None:
+                self._weighs.append(loss.total_weight)
             if loss.module is not None:
                 self._modules[loss.module] = trainable.get(term.on, True) or self._modules.get(loss.module, False)
-        self._weighted = [(loss, weigh) for loss in self._losses if (weigh := loss.total_weight) is not None]
         self._outputs = [self._plan.slot(name) for name in segment.outputs]
         self._pulled = [list(segment.inputs).index(name) for name in segment.needs_pullback]
         self._empty_slots = [None] * (self._plan.size - len(segment.inputs))
         if segment.frozen:
             check_frozen(segment, self._losses)
-        named = {module: parameters(module) for module in self._modules}
+        named: dict[nn.Module, Mapping[str, nn.Parameter]] = {}
         self._seeds: list[nn.Parameter] = []  # states of Keras that random numbers are drawn from
         for module in self._modules:
-            self._seeds += keras.contents(module).seeds
+            named[module] = parameters(module)
+            if "keras" in sys.modules:
+                self._seeds += keras.contents(module).seeds
         self._modes = TrainingModes(self._modules, as_is)
         self._random = RandomState(self._devices, self._seeds)
-        self._groups = create_groups(segment, self._losses, named)
+        self._groups = create_groups(segment, self._models, self._losses, named)
         self.trained: list[nn.Parameter] = []
-        steppers = []
+        self._steppers: list[Callable[[], None]] = []  # each does a step of a parameter group's optimizer
         for group in self._groups:
             self.trained += group.parameters
-            steppers.append(group.stepper(clip=True))
-        every = chain.from_iterable(held.values() for held in named.values())
-        # without groups, another program may have set the flags: leave them
-        self._flags = GradientFlags(every, self.trained) if self._groups else None
+            self._steppers.append(group.stepper(clip=True))
+        self._flags: dict[nn.Parameter, bool] = {}  # `requires_grad` of all parameters before, for `close`
+        if self._groups:  # without them, another program may have set the flags: leave them
+            trained = set(self.trained)
+            for held in named.values():
+                for parameter in held.values():
+                    if parameter not in self._flags:
+                        self._flags[parameter] = parameter.requires_grad
+                        parameter.requires_grad_(parameter in trained)
+            self.zero_grad()
         loss_scale = None if segment.precision is None else segment.precision.loss_scale
         self._scaling = UNSCALED if loss_scale is None else DynamicLossScaling(loss_scale)
-        self._eager = EagerSteps(
-            segment.label,
-            self._plan.runs,
-            self._losses,
-            steppers,
-            self.trained,
-            self._scaling,
-            n_computed=len(self._empty_slots),
-        )
-        devices = {*self._devices, *(torch_device(device) for _, device in segment.inputs.values())}
+        self._loss_kinds: list[tuple[bool, torch.dtype]] | None = None  # of the last uncompiled step
+        self._start: tuple[list[int], list[Tensor]] = [], []  # of its backward pass
+        self._exchange: Callable[[int], None] | None = None
+        devices = set(self._devices)
+        for _, location in segment.inputs.values():
+            devices.add(torch_device(location))
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices, self._scaling
         )
         self._rows = RowsAhead(BLOCK_BYTES)
         self._guard = InputGuard(segment)
-        self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
         self._final: dict[str, NodeState] | None = None
         self._norms: list[SynchronizedNorm] = []
         self.backward = BackwardPass()
@@ -470,18 +482,127 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         n_microbatches: int,
         after_step: Callable[[list[Tensor]], bool] | None = None,
     ) -> list[Tensor]:
-        rows = self._rows.take(columns, orders, start, n_steps, batch_size)
+        """Run steps like a manual loop: forward, one backward pass over all losses, the optimizers.
+
+        Return the mean losses of all steps, and the weights of those that have some, flat. `after_step` receives those
+        of each step; if it returns True, that was the last one.
+        """
+        batches = self._rows.take(columns, orders, start, n_steps, batch_size)
         try:
-            return self._eager.run(rows, n_microbatches, after_step)
+            if n_microbatches > 1:
+                return self._microbatched(batches, n_microbatches, after_step)
+            runs, steppers, trained, scaling = self._plan.runs, self._steppers, self.trained, self._scaling
+            means, weighs, backward = self._means, self._weighs, torch.autograd.backward
+            history: list[Tensor] = []
+            is_scaled, exchange, empty = scaling is not UNSCALED, self._exchange, self._empty_slots
+            for batch in batches:
+                values: list[Any] = [*batch, *empty]
+                for run in runs:
+                    run(values)
+                losses: list[Tensor] = []
+                kinds: list[tuple[bool, torch.dtype]] = []
+                for mean in means:  # an error's traceback would keep a comprehension's frame, and with it all values
+                    loss = mean(values)
+                    losses.append(loss)
+                    kinds.append((loss.requires_grad, loss.dtype))
+                if kinds != self._loss_kinds:
+                    self._start, self._loss_kinds = self._roots(losses), kinds
+                roots, weights = self._start
+                if roots:
+                    backward(
+                        losses if len(roots) == len(losses) else [losses[i] for i in roots],
+                        scaling.scaled(weights) if is_scaled else weights,
+                    )
+                if exchange is not None:
+                    exchange(len(values[0]))
+                if not is_scaled or scaling.unscale(trained):
+                    for step in steppers:
+                        step()
+                for parameter in trained:
+                    parameter.grad = None
+                for loss in losses:
+                    history.append(loss.detach())
+                if weighs:
+                    history += [weigh(values) for weigh in weighs]
+                if after_step is not None and after_step(history[-(len(means) + len(weighs)) :]):
+                    break
+            return history
         except BaseException:
             self._rows.clear()
             raise
+
+    def _microbatched(
+        self,
+        batches: Iterable[Sequence[Any]],
+        n_microbatches: int,
+        after_step: Callable[[list[Tensor]], bool] | None,
+    ) -> list[Tensor]:
+        """Each batch in micro-batches of nearly equal size; gradients and losses are weighted by rows.
+
+        Those of a loss with weights are weighted by these.
+        """
+        weighs = {i: loss.total_weight for i, loss in enumerate(self._losses) if loss.total_weight is not None}
+        history: list[Tensor] = []
+        starts: dict[Any, tuple[list[int], list[Tensor]]] = {}  # by share, and what the losses are
+        for batch in batches:
+            values = [*batch, *self._empty_slots]
+            rows = next(len(value) for value in values if value is not None)
+            totals: list[Tensor] = []
+            whole = {i: weigh(values) for i, weigh in weighs.items()}
+            n_parts = min(n_microbatches, rows)
+            parts = [[None] * n_parts if value is None else torch.tensor_split(value, n_parts) for value in values]
+            for microbatch in map(list, zip(*parts, strict=True)):  # the same rows of each value; None stays None
+                share = next(len(value) for value in microbatch if value is not None) / rows
+                with share_of_batch(share):
+                    for run in self._plan.runs:
+                        run(microbatch)
+                losses: list[Tensor] = []
+                for mean in self._means:
+                    losses.append(mean(microbatch))
+                kinds = share, *((loss.requires_grad, loss.dtype) for loss in losses)
+                if kinds not in starts:
+                    roots, full = self._roots(losses)
+                    starts[kinds] = roots, [weight * share for weight in full]
+                roots, scaled = starts[kinds]
+                shares = {i: weigh(microbatch) / divisor(whole[i]) for i, weigh in weighs.items()}
+                if shares:  # the gradients to start backward with, each times the share of its loss
+                    full = [torch.full_like(losses[i], self._losses[i].weight, requires_grad=False) for i in roots]
+                    scaled = [weight * shares.get(i, share) for weight, i in zip(full, roots, strict=True)]
+                torch.autograd.backward([losses[i] for i in roots], self._scaling.scaled(scaled))
+                more = [loss.detach() * shares.get(i, share) for i, loss in enumerate(losses)]
+                totals = [total + loss for total, loss in zip(totals, more, strict=True)] if totals else more
+            if self._exchange is not None:
+                self._exchange(rows)
+            if self._scaling.unscale(self.trained):
+                for step in self._steppers:
+                    step()
+            for parameter in self.trained:
+                parameter.grad = None
+            history += [*totals, *whole.values()]
+            if after_step is not None and after_step([*totals, *whole.values()]):
+                break
+        return history
+
+    def _roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """Return indices of the losses that reach a parameter, and their weights as gradients to start backward
+        with. In several processes, the rows of one may reach none.
+        """
+        roots = [i for i, loss in enumerate(losses) if loss.requires_grad]
+        if self._exchange is None and not (roots and self.trained):
+            labels = ", ".join(loss.label for loss in self._losses) or "none"
+            raise PhaseError(
+                f"no loss of segment {self.segment.label!r} reaches a trained parameter "
+                f"(losses: {labels}; trained parameters: {len(self.trained)})",
+                hint="unfreeze a node before the loss, set requires_grad on its parameters, add a loss after it, "
+                "or remove detach() and no_grad() from the model and the loss",
+            )
+        return roots, [torch.full_like(losses[i], self._losses[i].weight, requires_grad=False) for i in roots]
 
     def loss_table(self, losses: list[Tensor]) -> Tensor:
         """Return losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first
         loss.
         """
-        width = len(self._losses) + len(self._weighted)
+        width = len(self._losses) + len(self._weighs)
         if not losses:
             return torch.empty(0, width, device=next(iter(self._devices), None))
         if width == 1:
@@ -494,7 +615,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         """Call a function with the rows of each training step from now on, between its backward passes and its update:
         it replaces the gradients by those of all processes. Steps then run uncompiled.
         """
-        self._eager.exchange, self._compiler.exchanges = exchange, True
+        self._exchange, self._compiler.exchanges = exchange, True
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """Estimate the gain of compiling, from measured uncompiled steps and from earlier compilations."""
@@ -617,9 +738,9 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         """Return the weights of `loss_weights`, but 0 if nothing counts."""
         values = [*inputs, *self._empty_slots]
         return {
-            loss.label: total_weight(values)
-            for loss, total_weight in self._weighted
-            if not any(values[i] is None for i in loss.weight_slots)
+            loss.label: loss.total_weight(values)
+            for loss in self._losses
+            if loss.total_weight is not None and not any(values[i] is None for i in loss.weight_slots)
         }
 
     # -- gradients -------------------------------------------------------------------------------------------------
@@ -698,8 +819,8 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             self.zero_grad()
             self._rows.clear()
             self._final = self._states(copies=False)
-            if self._flags is not None:
-                self._flags.restore()
+            for parameter, requires_grad in self._flags.items():
+                parameter.requires_grad_(requires_grad)
             self._modes.restore()
             self._random.restore()
             for norm in self._norms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -35,7 +36,9 @@ class TrainingModes:
         for module in modules:
             for part in submodules(module):
                 self._saved[part] = part.training
-        self._as_is = {module: [part for part in submodules(module) if part.training] for module in as_is}
+        self._as_is: dict[nn.Module, list[nn.Module]] = {}
+        for module in as_is:
+            self._as_is[module] = [part for part in submodules(module) if part.training]
         self._entered: set[nn.Module] = set()
 
     def enter(self, module: nn.Module, *, training: bool) -> None:
@@ -62,28 +65,6 @@ class TrainingModes:
         self._entered.clear()
 
 
-class GradientFlags:
-    """The `requires_grad` flags of some parameters; until `restore`, only `trained` ones have it.
-
-    The old gradients of these are cleared.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], trained: Iterable[nn.Parameter]) -> None:
-        wanted = set(trained)
-        self._saved: dict[nn.Parameter, bool] = {}
-        for parameter in parameters:
-            if parameter not in self._saved:
-                self._saved[parameter] = parameter.requires_grad
-                parameter.requires_grad_(parameter in wanted)
-        for parameter in wanted:
-            parameter.grad = None
-
-    def restore(self) -> None:
-        """Restore every flag."""
-        for parameter, requires_grad in self._saved.items():
-            parameter.requires_grad_(requires_grad)
-
-
 class BufferSnapshot:
     """Copies of the buffers of some modules, and of Keras's states."""
 
@@ -92,7 +73,7 @@ class BufferSnapshot:
         parts: dict[nn.Module, None] = {}
         for module in modules:
             parts.update(dict.fromkeys(submodules(module)))
-            for state in keras.contents(module).states.values():
+            for state in keras.contents(module).states.values() if "keras" in sys.modules else ():
                 self._states.append((state, state.detach().clone()))
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         for part in parts:
@@ -124,7 +105,9 @@ class RandomState:
                 self._saved[device] = torch.get_rng_state()
             elif device.type != "meta":
                 self._saved[device] = torch.get_device_module(device).get_rng_state(device)
-        self._seeds = [(state, state.detach().clone()) for state in seed_states]
+        self._seeds: list[tuple[nn.Parameter, Tensor]] = []
+        for state in seed_states:
+            self._seeds.append((state, state.detach().clone()))
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -279,7 +262,8 @@ class TrialCalls:
 
     def __init__(self, model: nn.Module, device: torch.device | None = None, *, only_modes: bool = False) -> None:
         if device is None:
-            device = next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+            tensor = next(chain(model.parameters(), model.buffers()), None)
+            device = torch.device("cpu") if tensor is None else tensor.device
         self.model, self.device, self._modes = model, device, TrainingModes([model])
         others = () if only_modes else (PlainAttributes(model), BufferSnapshot([model]), RandomState([device]))
         self._saved = (self._modes, *others)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,6 @@ from anyaccel.adapter.python_values import Values, changed_paths
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError
 from anyaccel.segment import Segment
-from anyaccel_torch.eager_steps import gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.loss_scaling import UNSCALED, LossScaling
@@ -30,6 +30,19 @@ if TYPE_CHECKING:
 
 # Rows are gathered for many steps at once, which saves a gather per step; this bounds the memory for it.
 BLOCK_BYTES = 64 * 2**20
+
+
+def gathered_blocks(
+    columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, stop: int, batch: int, max_bytes: int
+) -> Iterator[list[Tensor]]:
+    """Yield rows `order[start:stop]` of each column, gathered for several batches together, in at most `max_bytes`."""
+    row_bytes = 0
+    for column in columns:
+        row_bytes += math.prod(column.shape[1:]) * column.element_size()
+    n_rows = batch * max(1, max_bytes // max(1, row_bytes * batch))
+    for begin in range(start, stop, n_rows):
+        end = min(begin + n_rows, stop)
+        yield [column.index_select(0, order[begin:end]) for column, order in zip(columns, orders, strict=True)]
 
 
 class StepCompiler:
