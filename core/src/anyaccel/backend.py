@@ -417,8 +417,11 @@ class Compute(ABC):
 
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
-    ) -> tuple[OutputSpec, ...]:
-        """Infer the outputs of a built model in training mode, like `infer_outputs`; `()`, the default, if unknown."""
+    ) -> tuple[OutputSpec, ...] | None:
+        """Infer the outputs of a built model in training mode, like `infer_outputs`.
+
+        `()`, the default, if they are unknown; None if they are known to be those of evaluation.
+        """
         return ()
 
     def signature(self, model: Any) -> inspect.Signature | None:

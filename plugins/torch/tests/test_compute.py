@@ -250,6 +250,11 @@ def test_training_that_needs_values_is_run_on_them(backend: TorchBackend) -> Non
     assert seen == ["meta", "cpu", "cpu"]
 
 
+def test_layers_of_torch_are_known_to_return_the_same_in_training(backend: TorchBackend) -> None:
+    assert backend.infer_training(nn.Sequential(nn.Linear(3, 3), nn.Dropout()), [spec(3)]) is None
+    assert backend.infer_training(Function(lambda x: 1 / 0), [spec(3)]) == ()  # unknown
+
+
 # -- facts -----------------------------------------------------------------------------------------------------------
 
 

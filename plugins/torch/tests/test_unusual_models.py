@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     "dtype": (lambda: torch.float32, r"a dtype is not a torch module.*Hint: pass an nn\.Module", Net),
     "frozen": (
         lambda: torch.jit.freeze(torch.jit.script(Net().eval())),
-        r"frozen by torch\.jit\.freeze.*before it is frozen: torch\.jit\.script\(module\)",
+        r"frozen by torch\.jit\.freeze and no longer .*before it is frozen: torch\.jit\.script\(module\)",
         lambda: torch.jit.script(Net()),
     ),
     "sparse_parameter": (

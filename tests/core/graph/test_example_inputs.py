@@ -8,7 +8,8 @@ import pytest
 import anyaccel as aa
 from anyaccel.adapter.example_spec import ExampleSpec
 from anyaccel.errors import ShapeError
-from anyaccel.graph.shape_inference import example_columns, with_examples
+from anyaccel.graph.shape_inference import example_columns, infer_training, with_examples
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.module import Module
 from anyaccel.segment import TensorSpec
 
@@ -35,6 +36,22 @@ def test_they_have_the_shape_that_the_node_takes():
     assert str(lifted) == "float32[1]"
     np.testing.assert_array_equal(lifted.samples, [[0.0], [1.0], [2.0]])
     assert other is specs[1]
+
+
+@pytest.mark.parametrize(("answer", "kinds"), [(None, [TensorSpec]), ((), [TensorSpec, ExampleSpec])])
+def test_a_model_runs_on_samples_in_training_only_where_its_outputs_are_unknown(
+    data: aa.FeatureSet, answer: tuple[()] | None, kinds: list[type]
+):
+    seen: list[type] = []
+
+    class Backend(NumpyBackend):
+        def infer_training(self, model, inputs, arguments=()):
+            seen.extend(map(type, inputs))
+            return answer
+
+    node = aa.ModelNode("net", object(), [data.reference("x")])
+    assert infer_training(node, Backend(), ["data.x"], [TensorSpec((), "float32")]) == ()
+    assert seen == kinds
 
 
 def test_where_samples_do_not_help_the_error_stays(data: aa.FeatureSet):

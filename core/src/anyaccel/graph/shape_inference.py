@@ -419,7 +419,7 @@ Outputs = Sequence[OutputSpec]
 def infer_training(
     node: ModelNode, backend: Compute, names: Sequence[str], inputs: Sequence[TensorSpec]
 ) -> tuple[OutputSpec, ...]:
-    """Return the outputs of a node's built model in training; empty if unknown.
+    """Return the outputs of a node's built model in training; empty if unknown, or the same as in evaluation.
 
     Args:
         node: The node.
@@ -433,9 +433,9 @@ def infer_training(
     arguments = (node.arguments,) if node.arguments else ()
     try:
         returned = backend.infer_training(node.model, inputs, *arguments)
-        if not returned and (columns := example_columns(node)):
+        if returned is not None and not returned and (columns := example_columns(node)):
             returned = backend.infer_training(node.model, with_examples(names, inputs, columns), *arguments)
-        return tuple(returned)
+        return tuple(returned or ())
     except ShapeError as error:
         problem = f"node {node.label!r}: {error.problem}"
         raise ShapeError(problem, available=error.available, hint=error.hint) from error

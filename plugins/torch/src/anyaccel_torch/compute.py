@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from types import FunctionType
@@ -15,7 +16,7 @@ from anyaccel.adapter.loadable_shapes import LoadableShapes
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Program
-from anyaccel.errors import StateError
+from anyaccel.errors import GraphError, StateError
 from anyaccel.install_hints import HINTS
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, LossTargets, Optimizer
@@ -40,9 +41,41 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         Raises:
             GraphError: it is not a module that can be called in both modes, or its state is not on one device.
         """
-        from anyaccel_torch.module_traits import check_module
+        import torch
+        from torch import nn
 
-        check_module(model)
+        kind = type(model).__name__
+        if not isinstance(model, nn.Module):
+            hints = (_OTHERS[base.__name__] for base in type(model).__mro__ if base.__name__ in _OTHERS)
+            raise GraphError(f"{_with_article(kind)} is not a torch module", hint=next(hints, "pass an nn.Module"))
+        if type(model).__hash__ is None:
+            hint = f"write __hash__ = nn.Module.__hash__ into {kind}, because defining __eq__ removes it"
+            raise GraphError(f"{_with_article(kind)} cannot be hashed, but torch hashes modules", hint=hint)
+        if not hasattr(model, "_modules"):
+            raise GraphError(
+                f"{_with_article(kind)} has not called the __init__ of nn.Module",
+                hint=f"begin the __init__ of {kind} with super().__init__()",
+            )
+        for name, parameter in model.named_parameters():
+            if parameter.layout is not torch.strided:
+                raise GraphError(
+                    f"the parameter {name!r} is sparse and cannot be trained by optimizers of torch",
+                    hint="make it dense: nn.Parameter(value.to_dense()); or, if it is not trained, a "
+                    "buffer: register_buffer('NAME', value, persistent=False)",
+                )
+        for part in model.modules():
+            for base in type(part).__mro__:
+                if base.__name__ in ("FullyShardedDataParallel", "FSDPModule"):
+                    raise GraphError(
+                        f"{_with_article(kind)} has parameters sharded by FSDP, and its state does not contain their "
+                        "values",
+                        hint="pass the module without FSDP, and shard it with TrainPhase(sharding='full')",
+                    )
+            if not hasattr(part, "training"):
+                raise GraphError(
+                    f"{_with_article(kind)} was frozen by torch.jit.freeze and no longer has a training mode",
+                    hint="pass the scripted module before it is frozen: torch.jit.script(module)",
+                )
         return model
 
     def infer_outputs(
@@ -57,11 +90,12 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         """Return the signature of the module's `forward`, or of a Keras layer's `call`; None where it is not known."""
         from torch import nn
 
-        from anyaccel_torch import keras
+        if "keras" in sys.modules:
+            from anyaccel_torch import keras
 
-        library = keras.library()
-        if library.is_layer(model):
-            return library.signature(model)
+            library = keras.library()
+            if library.is_layer(model):
+                return library.signature(model)
         try:
             return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
         except (TypeError, ValueError):
@@ -69,8 +103,8 @@ class TorchCompute(TorchPlacement, KeywordCompute):
 
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
-    ) -> tuple[OutputSpec, ...]:
-        """Run the model on zeros in training mode, and restore its state."""
+    ) -> tuple[OutputSpec, ...] | None:
+        """Run the model on zeros in training mode, and restore its state; None for layers of torch in sequence."""
         from anyaccel_torch.module_traits import infer_training
 
         return infer_training(model, inputs, arguments)
@@ -111,9 +145,6 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         """Return a reason for models of Keras, and for those that split batches themselves."""
         import torch
 
-        from anyaccel_torch import keras
-        from anyaccel_torch.keras_remat import remat_reason
-
         for part in model.modules():
             if isinstance(part, torch.nn.DataParallel):
                 return (
@@ -122,9 +153,13 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         for parameter in model.parameters():
             if parameter.is_inference():
                 return "parameters created in torch.inference_mode() have no gradients; create the model outside of it"
-        for layer in keras.outermost(model):
-            if reason := keras.library().untrainable_reason(layer) or remat_reason(layer):
-                return reason
+        if "keras" in sys.modules:
+            from anyaccel_torch import keras
+            from anyaccel_torch.keras_remat import remat_reason
+
+            for layer in keras.outermost(model):
+                if reason := keras.library().untrainable_reason(layer) or remat_reason(layer):
+                    return reason
         return ""
 
     def data_format(self, model: Any) -> tuple[str, str]:
@@ -135,10 +170,12 @@ class TorchCompute(TorchPlacement, KeywordCompute):
 
     def build(self, segment: Segment) -> Program:
         """Return a `TorchProgram`, which trains the user's modules in place."""
-        from anyaccel_torch import keras
         from anyaccel_torch.program import TorchProgram
 
-        warn_of_activations(keras.library(), segment)
+        if "keras" in sys.modules:
+            from anyaccel_torch import keras
+
+            warn_of_activations(keras.library(), segment)
         with translate_errors(f"the program of segment {segment.label!r}, with its optimizer state"):
             return TorchProgram(segment, self.native_device)
 
@@ -243,6 +280,18 @@ class TorchWeightFiles(WeightFiles):
         from anyaccel_torch.weight_files import write_weights
 
         write_weights(path, arrays)
+
+
+_OTHERS = {
+    "Tensor": "make it an nn.Parameter of an nn.Module whose forward uses it, and pass that module",
+    "Optimizer": "pass the module as the model, and the optimizer to the graph: ModelGraph(nodes, 'adam')",
+    "ExportedProgram": "pass the module that it was exported from",
+    "ScriptFunction": "call the function in the forward of an nn.Module, and pass that module",
+}
+
+
+def _with_article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
 
 
 def _named_state(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:

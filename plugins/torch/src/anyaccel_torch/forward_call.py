@@ -66,15 +66,15 @@ def bind_call(
     device of a scope. Losses that they add themselves (regularizers) are not among the outputs, but in training their
     gradient is included.
     """
-    layers = keras.outermost(model) if isinstance(model, nn.Module) else []
+    layers = keras.outermost(model) if "keras" in sys.modules and isinstance(model, nn.Module) else []
     if not layers:
         if layout is in_training is POSITIONAL:
             return model  # type: ignore[no-any-return]
 
         def laid_out(*inputs: Tensor) -> tuple[Tensor, ...]:
             arguments, keywords = layout.bind(inputs, torch.movedim)
-            trains = getattr(model, "training", False)
-            return output_tensors(model(*arguments, **keywords), in_training if trains else layout)
+            returned = in_training if getattr(model, "training", False) else layout
+            return returned.outputs(model(*arguments, **keywords), Tensor, torch.movedim)
 
         return laid_out
     library = keras.library()

@@ -7,6 +7,7 @@ Shapes are found by running it on zeros, on samples, or without values.
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -21,10 +22,10 @@ from torch.utils._pytree import tree_leaves
 
 from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
-from anyaccel.adapter.example_spec import example_batch
+from anyaccel.adapter.example_spec import ExampleSpec, example_batch
 from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
 from anyaccel.adapter.single_rows import SingleRows
-from anyaccel.errors import ENVIRONMENT_ERRORS, AnyaccelError, GraphError, ShapeError
+from anyaccel.errors import ENVIRONMENT_ERRORS, AnyaccelError, ShapeError
 from anyaccel.segment import Operation, OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel, SequentialCNN
@@ -45,57 +46,6 @@ _SPATIAL = (
     *(nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-
-
-_OTHERS = {
-    "Tensor": "make it an nn.Parameter of an nn.Module whose forward uses it, and pass that module",
-    "Optimizer": "pass the module as the model, and the optimizer to the graph: ModelGraph(nodes, 'adam')",
-    "ExportedProgram": "pass the module that it was exported from",
-    "ScriptFunction": "call the function in the forward of an nn.Module, and pass that module",
-}
-
-
-def check_module(model: Any) -> None:
-    """Check that an object of torch is a module that a node can have.
-
-    Raises:
-        GraphError: It is not; the hint has the replacement.
-    """
-    kind = type(model).__name__
-    if not isinstance(model, nn.Module):
-        hints = (_OTHERS[base.__name__] for base in type(model).__mro__ if base.__name__ in _OTHERS)
-        raise GraphError(f"{_with_article(kind)} is not a torch module", hint=next(hints, "pass an nn.Module"))
-    if type(model).__hash__ is None:
-        hint = f"write __hash__ = nn.Module.__hash__ into {kind}, because defining __eq__ removes it"
-        raise GraphError(f"{_with_article(kind)} cannot be hashed, but torch hashes modules", hint=hint)
-    if not hasattr(model, "_modules"):
-        raise GraphError(
-            f"{_with_article(kind)} has not called the __init__ of nn.Module",
-            hint=f"begin the __init__ of {kind} with super().__init__()",
-        )
-    for name, parameter in model.named_parameters():
-        if parameter.layout is not torch.strided:
-            raise GraphError(
-                f"the parameter {name!r} is sparse and cannot be trained by optimizers of torch",
-                hint="make it dense: nn.Parameter(value.to_dense()); or, if it is not trained, a "
-                "buffer: register_buffer('NAME', value, persistent=False)",
-            )
-    for part in model.modules():
-        kinds = [base.__name__ for base in type(part).__mro__]
-        if "FullyShardedDataParallel" in kinds or "FSDPModule" in kinds:
-            raise GraphError(
-                f"{_with_article(kind)} has parameters sharded by FSDP, and its state does not contain their values",
-                hint="pass the module without FSDP, and shard it with TrainPhase(sharding='full')",
-            )
-        if not hasattr(part, "training"):
-            raise GraphError(
-                f"{_with_article(kind)} was frozen by torch.jit.freezeand no longer has a training mode",
-                hint="pass the scripted module before it is frozen: torch.jit.script(module)",
-            )
-
-
-def _with_article(kind: str) -> str:
-    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
 
 
 def mutates_inputs(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> bool:
@@ -204,13 +154,16 @@ def infer_outputs(
         ShapeError: the model does not take the inputs, returns no tensors, or no output has a batch.
     """
     call = ProbeLayout(arguments)
-    for layer in keras.outermost(model):
+    for layer in keras.outermost(model) if "keras" in sys.modules else ():
         keras.library().refuse_stateful(layer)
     # Initialize unbuilt parameters: of built-in models from their spec, of torch and Keras by a batch of zeros.
     if isinstance(model, BuiltinModel):
         model.build([spec.shape for spec in inputs], seed)
     elif not is_built(model):
-        seeds = {part: rng.key(seed, name) for name, part in model.named_modules() if _is_unbuilt(part)}
+        seeds: dict[BuiltinModel, int] = {}
+        for name, part in model.named_modules():
+            if isinstance(part, BuiltinModel) and not part.is_built:
+                seeds[part] = rng.key(seed, name)
 
         def build(part: BuiltinModel, values: tuple[Tensor, ...]) -> None:
             part.build([tensor.shape[1:] for tensor in values], seeds[part], values[0].device)
@@ -261,16 +214,18 @@ class _AlikeOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
+def infer_training(
+    model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]
+) -> tuple[OutputSpec, ...] | None:
     """Return the outputs of a built model in training mode; see `Compute.infer_training`.
 
-    Empty for layers of torch in sequence: their outputs have the same form in both modes.
+    None for layers of torch in sequence: their outputs have the same form in both modes.
 
     Raises:
         ShapeError: it returns no tensors then, or none with a batch.
     """
     if _is_of_torch_layers(model):
-        return ()
+        return None
     layout = ProbeLayout(arguments)
     size = _size(model)
     if size == "medium":
@@ -330,8 +285,8 @@ def input_dtype(model: nn.Module) -> str | None:
     """Return the dtype of the first floating parameter, or the one that an unbuilt built-in or Keras model will
     have.
     """
-    held = keras.contents(model).parameters.values() if keras.outermost(model) else model.parameters()
-    for parameter in held:
+    is_keras = "keras" in sys.modules and bool(keras.outermost(model))
+    for parameter in keras.contents(model).parameters.values() if is_keras else model.parameters():
         if parameter.is_floating_point():
             return dtype_name(parameter.dtype)
     dtypes = (part.spec.dtype for part in model.modules() if isinstance(part, BuiltinModel))
@@ -340,16 +295,12 @@ def input_dtype(model: nn.Module) -> str | None:
 
 def is_built(model: nn.Module) -> bool:
     """Whether a module has all its parameters: those of built-in models, of Keras layers, and lazy ones of torch."""
-    if any(map(_is_unbuilt, model.modules())):
-        return False
-    for layer in keras.outermost(model):
-        if not layer.built:
+    for part in model.modules():
+        if isinstance(part, BuiltinModel) and not part.is_built:
             return False
+    if "keras" in sys.modules and keras.unbuilt(model):
+        return False
     return not any(map(is_lazy, chain(model.parameters(), model.buffers())))
-
-
-def _is_unbuilt(part: nn.Module) -> bool:
-    return isinstance(part, BuiltinModel) and not part.is_built
 
 
 def _size(model: nn.Module) -> str:
@@ -358,7 +309,7 @@ def _size(model: nn.Module) -> str:
     A model may already have a part without values (parameters, no buffers). Keras copies a model through a file, with
     all values.
     """
-    if keras.outermost(model):
+    if "keras" in sys.modules and keras.outermost(model):
         return ""
     n_parameters, n_bytes, on_meta = 0, 0, set()
     for parameter in model.parameters():
@@ -430,11 +381,11 @@ def _called(
     """
     samples: list[Tensor] = []
     for spec in inputs:
-        rows, dtype = example_batch(spec, batch), getattr(torch, spec.dtype)
-        if rows is None:
-            samples.append(torch.zeros(batch, *spec.shape, dtype=dtype, device=device))
+        dtype = getattr(torch, spec.dtype)
+        if isinstance(spec, ExampleSpec):
+            samples.append(torch.tensor(example_batch(spec, batch), dtype=dtype, device=device))
         else:
-            samples.append(torch.tensor(rows, dtype=dtype, device=device))
+            samples.append(torch.zeros(batch, *spec.shape, dtype=dtype, device=device))
     try:
         return call(*samples)  # type: ignore[no-any-return]
     except RuntimeError as error:
