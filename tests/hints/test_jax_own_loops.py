@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import subprocess
 import sys
@@ -239,3 +240,26 @@ def test_several_processes(hint: Any, tmp_path: Path) -> None:
     with hint("create it from the same key in all processes: jax.random.key(0)") as printed:
         printed.text = followed
     assert "(3,)" in followed  # jax.random.key(0), the second Loop(framework='jax')
+
+
+def test_a_list_of_batches(hint: Any) -> None:
+    batches = list(Batches())
+    loop = loop_of(accumulate=2)
+    state, given = loop.prepare(params_of(), batches)
+    with hint("prepare batches in another iterable: loop.prepare(state, collections.deque(batches))"):
+        loop.compile(step_of(loop))(state, *given[0])
+    with hint("prepare batches in another iterable: loop.prepare(state, collections.deque(batches))"):
+        loop.compile(lambda state, batch: step_of(loop)(state, *batch))(state, given[0])
+    loop = loop_of(accumulate=2)
+    state, loader = loop.prepare(params_of(), collections.deque(batches))
+    step = loop.compile(step_of(loop))
+    for x, y in loader:
+        state, value = step(state, x, y)
+    assert loop.step == 1, "an update over the two batches"
+    whole = jax.value_and_grad(loss)(params_of(), X, Y)
+    np.testing.assert_allclose(value, whole[0], rtol=1e-5)
+    np.testing.assert_allclose(state["w"], params_of()["w"] - 0.1 * whole[1]["w"], rtol=1e-5)
+    loop = loop_of()
+    layers = loop.prepare([params_of(), {"w": jnp.ones((1, 1))}])
+    (new, _) = loop.compile(lambda layers, x: ([layers[0], layers[1]], x))(layers, X)
+    assert len(new) == 2, "a list of layers is a state"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,10 @@ def test_what_is_prepared(hint: Any) -> None:
         loop.prepare()
     with hint("write net, optimizer, loader = loop.prepare(net, optimizer, loader)"):
         loop.prepare(net, int)
+    with hint("prepare a list of batches as another iterable: loop.prepare(net, collections.deque(batches))"):
+        loop.prepare(net, list(loader))
+    _, batches = loop_of().prepare(parts()[0], collections.deque(loader))
+    assert len(list(batches)) == len(loader)
     with hint("prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer)"):
         loop.prepare(optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)

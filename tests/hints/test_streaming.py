@@ -336,3 +336,26 @@ def test_buffers_of_parquet_streams(hint: Any, tmp_path: Path) -> None:
         stream(buffer_size=100)
     assert sorted(np.concatenate(read(stream(buffer_size=24)))) == sorted(X[:, 0])
     assert len(aa.FeatureSet.from_parquet("data", file, ["x"])) == 24
+
+
+class Sampled:
+    """A loader of torch's form: its batch sampler tells the size of batches and whether the last one is dropped."""
+
+    def __init__(self, batch_size: int, *, drop_last: bool) -> None:
+        self.batch_sampler, self.sampler, self.batch_size, self.drop_last = self, X, batch_size, drop_last
+
+    def __len__(self) -> int:
+        return len(X) // self.batch_size + (not self.drop_last and len(X) % self.batch_size > 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(len(self)):
+            yield {"x": X[number * self.batch_size : (number + 1) * self.batch_size]}
+
+
+def test_a_loader_that_drops_all_rows(hint: Any) -> None:
+    with hint("write drop_last=False, or batch_size={} or less"):
+        _ = IterableSource("s", Sampled(32, drop_last=True), features=["x"]).example
+    with pytest.raises(aa.errors.SourceError, match="its loader drops all its 24 rows, which do not fill a batch"):
+        _ = IterableSource("s", Sampled(32, drop_last=True), features=["x"]).example
+    for loader in (Sampled(32, drop_last=False), Sampled(batch_size=24, drop_last=True)):
+        assert len(read(IterableSource("s", loader, features=["x"]))[0]) == 24

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from typing import Any
 
@@ -339,3 +340,11 @@ def test_a_data_set_of_single_rows(hint: Any) -> None:
     with hint("return one entry per row in every column; batch a source of single rows: source.batch(32)"):
         aa.fit(model_of(), source, loss="mse", epochs=1, progress="none")
     assert aa.fit(model_of(), source.batch(32), loss="mse", epochs=1, progress="none").results.loss.size == 1
+
+
+def test_a_list_of_batches(hint: Any) -> None:
+    loop, batches = loop_of(), [(X, X[:, :1]), (X, X[:, :1])]
+    with hint("prepare a list of batches as another iterable: loop.prepare(model, collections.deque(batches))"):
+        loop.prepare(model_of(), batches)
+    model, loader = loop.prepare(model_of(), collections.deque(batches))
+    assert [model(x).shape[0] for x, _ in loader] == [8, 8]

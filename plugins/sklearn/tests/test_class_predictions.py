@@ -45,6 +45,7 @@ def test_two_classes_have_two_columns_with_either_loss(target, loss):
     assert found.shape == (120, 2)
     np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-12)
     np.testing.assert_array_equal(fitted.classes_, np.unique(target))
+    assert fitted.classes_.dtype == fitted.predict(data).dtype == np.unique(target).dtype
     np.testing.assert_array_equal(fitted.classes_[found.argmax(axis=1)], fitted.predict(data))
     assert 0.0 <= roc_auc_score(target, found[:, 1]) <= 1.0
     if loss == "binary_cross_entropy":

@@ -477,16 +477,50 @@ def test_metrics_of_several_scaled_targets_are_in_their_units():
         (["1.234,5", "12,25"], [1234.5, 12.25]),
         (["1,00,000", "2,50,000.5"], [100000, 250000.5]),
         (["1,234.5", "$2,000"], [1234.5, 2000]),
+        (["0x1F", "0XA0"], [31, 160]),
+        (["0x1F", "17"], [31, 17]),
+        (["0x1F", None], [31, None]),
+        (["0xFFFFFFFFFFFFFFFF", "0x1"], [2**64 - 1, 1]),
     ],
 )
 def test_the_code_of_a_hint_reads_what_texts_look_like(texts, values):
     table = frame(text=texts * 120)
     with pytest.raises(ColumnError, match="'text' is text, and 100% of its values look like") as error:
         fit(table)
-    code = re.search(r"= (pandas\..*?); or take it", error.value.hint)[1].removesuffix(", with dayfirst=True")
+    code = re.search(r"= ((?:pandas\.|table\[).*?); or take it", error.value.hint)[1].removesuffix(
+        ", with dayfirst=True"
+    )
     read = eval(code, {"pandas": pd, "table": table}).iloc[:2].tolist()  # noqa: S307  # what the hint says
     found = [None if pd.isna(value) else value.date() if hasattr(value, "date") else value for value in read]
     assert found == values
+
+
+def test_hexadecimal_text_of_a_file_and_of_pandas_is_alike(tmp_path):
+    """Arrow's reader takes 0xFFFFFFFFFFFFFFFF for -1, pandas for text."""
+    path = tmp_path / "codes.csv"
+    codes = [f"0x{number:016X}" for number in np.random.default_rng(0).integers(2**63, 2**64, 5, dtype="uint64")]
+    path.write_text("code,y\n" + "".join(f"{codes[row % 5]},{row % 2}\n" for row in range(240)))
+    for data in (path, pd.read_csv(path)):
+        with pytest.raises(ColumnError, match="'code' is text, and 100% of its values look like numbers"):
+            fit(data, "y")
+        fitted = fit(data, "y", categories=["code"])
+        assert fitted.columns["code"].n_categories == 5
+
+
+def test_integers_that_floats_do_not_hold_are_warned_of():
+    ids = 2**53 + 5 * np.arange(240)
+    message = r"integers beyond 2\*\*53 .*: 'id' \(in 120 of 240 rows\); .* drop=\['id'\]"
+    for data in (frame(id=ids), frame(id=ids.astype("uint64") + np.uint64(2**63))):
+        n_inexact = sum(float(value) != value for value in data["id"].tolist())
+        with pytest.warns(TableWarning, match=message.replace("120", str(n_inexact))):
+            fit(data)
+    times = np.datetime64("2024-01-01", "ns").astype("int64") + np.arange(240) * 86_400 * 10**9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(frame(time=times))  # floats hold whole seconds of nanoseconds
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(frame(id=ids), drop=["id"])
 
 
 # -- columns of which nothing can be made ------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from anyaccel.fitting.model_loss import (
     with_own_loss,
 )
 from anyaccel.fitting.tables import (
+    LABEL,
     Features,
     Preprocessing,
     TrainingData,
@@ -47,6 +48,7 @@ from anyaccel.fitting.tables import (
     loss_of_target,
     raw_table,
     readable,
+    source_columns,
     training_data,
     treatment_of,
     widths_of,
@@ -254,6 +256,7 @@ class FitLosses:
 
     Args:
         losses: A loss, a mapping from target columns to losses, or one or several AppliedLoss; None for no loss.
+        label: Label of the data, for messages.
 
     Attributes:
         targets: The targets that have separate losses; None if unknown.
@@ -262,7 +265,7 @@ class FitLosses:
         PhaseError, SpecError: An object is not a loss.
     """
 
-    def __init__(self, losses: Any) -> None:
+    def __init__(self, losses: Any, label: str = LABEL) -> None:
         self._by_target: dict[str, Loss] = {}
         self._applied: tuple[AppliedLoss, ...] = ()
         if isinstance(losses, Mapping):
@@ -272,6 +275,15 @@ class FitLosses:
                     f"fit: loss={shown(losses)} must have columns of targets as its keys",
                     hint="write loss={'COLUMN': 'mse', 'OTHER': 'cross_entropy'}",
                 )
+            for name, loss in losses.items():
+                if isinstance(loss, (tuple, list, Mapping, AppliedLoss)):
+                    output = "outputs" if len(losses) == 1 else f"outputs.{name}"
+                    inputs = f"inputs=[{output!r}, '{label}.{name}'], label={name!r}"
+                    raise PhaseError(
+                        f"fit: loss={shown(losses)} has {shown(loss)} for {name!r} instead of a loss",
+                        available="a name, a Loss, or a loss of the framework, each with the weight 1",
+                        hint=f"for weights, pass a list: loss=[AppliedLoss('mse', {inputs}, weight=0.1), ...]",
+                    )
             self._by_target = {name: loss if isinstance(loss, Loss) else Loss(loss) for name, loss in losses.items()}
         elif isinstance(losses, AppliedLoss):
             self._applied = (losses,)
@@ -550,9 +562,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         prepared = labelled_data(rules, data, NODE, features=features, target=target, validation=evaluated, seed=seed)
         inputs = prepared.inputs
     else:
-        losses = FitLosses(loss)
-        target = losses.targets if target is None else target
         is_set = isinstance(data, (FeatureSet, FeatureSetView))
+        losses = FitLosses(loss, data.label if is_set else LABEL)
+        target = losses.targets if target is None else target
         if step is not None:
             _refuse_row_settings(of_rows, "a custom step")
         if isinstance(features, Mapping):
@@ -698,7 +710,11 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         return FittedModelLoss(experiment, rules, prepared.columns, phase=phase)
     read: Any = {"validation": validation, "losses": loss, "scaler": scaler, "seed": seed}
     recipe = recipe_of(prepared, passed, features=features, target=target, is_weighted=rows is not None, **read)
-    return FittedModel(experiment, losses=applied, phase=phase, recipe=recipe)
+    columns: Any = None
+    if isinstance(prepared, TrainingData) and isinstance(prepared.data, FeatureSet) and prepared.booleans:
+        columns = source_columns(prepared.data)
+        columns |= {name: {**columns[name], "dtype": "bool"} for name in prepared.booleans}
+    return FittedModel(experiment, columns=columns, losses=applied, phase=phase, recipe=recipe)
 
 
 def _refuse_row_settings(settings: Mapping[str, Any], why: str, weighted: str = "") -> None:

@@ -124,6 +124,18 @@ class FittedModel(AttributeHints):
         """The trained model itself: the object that `fit` received, unless its framework replaces models."""
         return self.graph.nodes[self._node].model  # type: ignore[union-attr]  # the node of a model
 
+    def __call__(self, *data: Any, **settings: Any) -> Any:
+        """Refuse a call, which a model of a framework would take: a fitted model returns arrays in the target's units.
+
+        Raises:
+            ArgumentError: Always.
+        """
+        raise ArgumentError(
+            f"a {type(self).__name__} cannot be called like a model",
+            available="predict(data); model, the trained model itself, for calls with tensors",
+            hint="write fitted.predict(data)",
+        )
+
     def __repr__(self) -> str:
         """Return the figures of the last and the best epoch, the columns, the devices, and code for next steps."""
         if not any(isinstance(results, TrainResults) for results in self.experiment.history):
@@ -263,7 +275,7 @@ class FittedModel(AttributeHints):
             (name,) = self.graph.shapes.outputs[self._node]
             shape = (0, *self.graph.shapes.specs[name].shape)
             n_classes = shape[loss.kwargs.get("class_axis", -1)]
-        return self._named_classes(np.arange(n_classes), targets)
+        return self._named_classes(np.arange(n_classes), targets, loss)
 
     def predict_proba(self, data: Any) -> np.ndarray:
         """Return class probabilities for new rows in float64, [n, classes], with columns in the order of `classes_`.
@@ -315,7 +327,7 @@ class FittedModel(AttributeHints):
         predicted = self._decoded(results.prediction(self._node), loss, targets)
         columns = [view.array(name).reshape(len(view), -1) for name in targets]
         joined = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
-        actual = self._named_classes(joined.reshape(predicted.shape), targets)
+        actual = self._named_classes(joined.reshape(predicted.shape), targets, loss)
         score = accuracy(actual, predicted) if is_classes else float(r2(predicted, actual))
         self._warn_of_missing_targets("score", rows, [score])
         return score
@@ -335,9 +347,12 @@ class FittedModel(AttributeHints):
     def _are_floats(self, targets: Sequence[str]) -> bool:
         return any("float" in self._data.spec(target).dtype for target in targets)
 
-    def _named_classes(self, values: np.ndarray, targets: Sequence[str]) -> np.ndarray:
+    def _named_classes(self, values: np.ndarray, targets: Sequence[str], loss: Loss | None) -> np.ndarray:
         """Return class indices as the names of their classes, and all values in the target's units."""
         original = self._data.inverse(values, targets) if targets else values
+        dtypes = {self._columns.get(name, {}).get("dtype") for name in targets}
+        if loss is not None and loss.name == YES_OR_NO and dtypes == {"bool"}:
+            return original.astype(bool)  # which were cast to floats for this loss
         return np.array(original.tolist()) if original.dtype == np.object_ else original
 
     def evaluate(self, data: Any, metrics: Any = ()) -> EvalResults:
@@ -391,7 +406,7 @@ class FittedModel(AttributeHints):
             values = (values > 0).astype(np.int64)
         if all(self._data.spec(target).shape == () for target in targets) and values.size == len(values):
             values = values.reshape(len(values))
-        return self._named_classes(values, targets)
+        return self._named_classes(values, targets, loss)
 
     def _warn_of_probabilities(self, outputs: np.ndarray, loss: Loss) -> None:
         """Warn of a model that ends in a softmax, because the loss and `predict_proba` compute another softmax."""

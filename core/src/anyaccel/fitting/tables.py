@@ -470,6 +470,7 @@ class TrainingData:
         train: Data of the TrainPhase.
         validation: Data of the validation, or None.
         casts: Dtypes of targets that were cast from another dtype.
+        booleans: Those among them that were booleans, as which predictions are returned.
         share: Fraction of the rows that the validation was drawn from at random; None for any other validation.
     """
 
@@ -477,6 +478,7 @@ class TrainingData:
     train: Any
     validation: Any
     casts: Mapping[str, str] = field(default_factory=dict)
+    booleans: tuple[str, ...] = ()
     share: float | None = None
 
 
@@ -872,6 +874,7 @@ def training_data(
                 hint="write loss='cross_entropy', with one output of the model for each class",
             )
     casts: dict[str, str] = {}
+    booleans: list[str] = []
     for name in data.targets:
         loss, spec = loss_of(name), data.spec(name)
         is_float = "float" in spec.dtype
@@ -894,6 +897,7 @@ def training_data(
                 data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all")
         elif not is_float:
             casts[name] = "float64"
+            booleans += [name] if spec.dtype == "bool" else []
             data = data.cast({name: "float64"})
 
     # Features, fitted on the training rows.
@@ -934,7 +938,7 @@ def training_data(
             raise PhaseError(problem, hint="pass a fraction of the rows, the name of a split, or another table")
         other = {data.label: transformed_like(checked_rows, data)}
     share = float(validation) if isinstance(validation, Real) else None
-    return TrainingData(data, train, other, casts, share)
+    return TrainingData(data, train, other, casts, tuple(booleans), share)
 
 
 def widths_of(data: FeatureSet, loss_of: LossOf) -> Widths:

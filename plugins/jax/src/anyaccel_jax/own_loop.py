@@ -507,6 +507,15 @@ class _States:
         arrays = _arrays_of(value)
         return len(arrays) > 0 and all(id(leaf) in held for leaf in arrays)
 
+    def list_with(self, value: Any) -> list[Any] | None:
+        """Return the prepared list that has all arrays of a value; None if there is none."""
+        arrays = _arrays_of(value)
+        for prepared in self.prepared if arrays else ():
+            held = {id(leaf) for leaf in _arrays_of(prepared.value)} if type(prepared.value) is list else set()
+            if all(id(leaf) in held for leaf in arrays):
+                return list(prepared.value)
+        return None
+
     def count_loss(self) -> None:
         """Count a traced loss."""
         self.n_losses += 1
@@ -604,6 +613,15 @@ class _CompiledStep:
                 available="the result of loop.prepare(), by position",
                 hint="write state = loop.prepare(state), and step(state, x, y)",
             )
+        for position, value in enumerate(args):
+            of_list = None if position in states else self._states.list_with(value)
+            if of_list is not None:
+                raise ConfigError(
+                    f"{self._name} received a part of a prepared list of {len(of_list)}, which the loop takes as one "
+                    "state: if these are batches, it neither splits nor accumulates them",
+                    available="states are passed whole; batches come from a loader",
+                    hint="prepare batches in another iterable: loop.prepare(state, collections.deque(batches))",
+                )
         known, step = self._states, self._step
         trees = [prepared for prepared in states.values() if not is_nnx(prepared.value)]
 

@@ -1091,7 +1091,9 @@ def _check_preparable(candidate: Any) -> None:
         raise DataError(
             f"prepare() cannot prepare a {type(candidate).__name__}",
             cause="it is not a model, optimizer, variable or iterable, and has no state_dict() and load_state_dict()",
-            hint="write model, optimizer, dataset = loop.prepare(model, optimizer, dataset)",
+            hint="prepare a list of batches as another iterable: loop.prepare(model, collections.deque(batches))"
+            if hasattr(candidate, "shape")
+            else "write model, optimizer, dataset = loop.prepare(model, optimizer, dataset)",
         )
 
 

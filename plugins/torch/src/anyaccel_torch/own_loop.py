@@ -150,7 +150,9 @@ class TorchLoop(Loop):
                     f"prepare() cannot prepare a {type(value).__name__}",
                     cause="it is not a module, optimizer, schedule or loader, and has no state_dict() and "
                     "load_state_dict()",
-                    hint="write net, optimizer, loader = loop.prepare(net, optimizer, loader)",
+                    hint="prepare a list of batches as another iterable: loop.prepare(net, collections.deque(batches))"
+                    if isinstance(value, torch.Tensor)
+                    else "write net, optimizer, loader = loop.prepare(net, optimizer, loader)",
                 )
         for value in objects:
             if isinstance(value, nn.Module) and not isinstance(value, AveragedModel):

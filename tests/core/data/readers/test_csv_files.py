@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anyaccel import FeatureSet
+from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.errors import ColumnError, DataError
 
 TEXT = "a,b,flag,name,y\n1,0.5,true,x,1\n2,1.5,false,y,0\n"
@@ -55,6 +56,34 @@ def test_an_empty_or_na_text_is_a_null_unless_it_is_quoted(tmp_path):
     (tmp_path / "t.csv").write_text('a,name\n1,x\n2,\n3,NA\n4,"NA"\n5,""\n')
     data = FeatureSet.from_csv("d", tmp_path / "t.csv", "a", None, "name")
     assert data.column("name").to_pylist() == ["x", None, None, "NA", ""]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["0x1F", "0XA0", ""], "string"),  # Arrow alone: 31, 160
+        (["0xFFFFFFFFFFFFFFFF", "17"], "string"),  # -1
+        (["12345678901234567890", "3"], "uint64"),  # 1.2345678901234567e19
+        (["123456789012345678901", "3"], "string"),
+        (["-12345678901234567890", "3"], "string"),
+        (["12345678901234567890", "1.5"], "double"),
+        (["1e30", "3"], "double"),
+        (["inf", "3"], "double"),
+        (["9223372036854775807", "-3"], "int64"),
+        (["x0x1F", "17"], "string"),
+    ],
+)
+def test_hexadecimal_and_long_integers_are_read_as_pandas_reads_them(tmp_path, cells, kind):
+    pandas = pytest.importorskip("pandas")
+    path = tmp_path / "t.csv"
+    path.write_text("n,code,x\n" + "".join(f"1,{cell},2\n" for cell in cells))
+    table = table_from_csv("d", path)
+    assert [str(arrow_type) for arrow_type in table.schema.types] == ["int64", kind, "int64"]
+    read = pandas.read_csv(path)["code"]
+    values = [None if pandas.isna(value) else value for value in read.tolist()]
+    assert table.column("code").to_pylist() == (
+        list(map(str, values)) if kind == "string" and "" not in cells else values
+    )
 
 
 DIGITS = ["0,0,5,13,9.5,no"] * 3 + ["3,7,0,16,12,yes"] * 3

@@ -72,3 +72,19 @@ def test_an_epoch_of_one_read_says_nothing_of_the_others(streams: list[Stream]) 
     read(first, streams, [0])
     read(first.next(rng.key(3, "source", 1)), streams, [0, 0])
     assert [stream.entered for stream in streams] == [1, 2]
+
+
+def test_an_epoch_whose_first_read_has_all_rows_says_nothing_of_the_next_one(streams: list[Stream]) -> None:
+    """Its second read finds the end. The next epoch, in more reads, would draw from what the training draws from."""
+    first = SourceRandomness(1).next(rng.key(3, "source", 0))
+    read(first, streams, [35, 0])
+    read(first.next(rng.key(3, "source", 1)), streams, [20, 15, 0])
+    assert [stream.entered for stream in streams] == [2, 3]
+
+
+def test_a_source_that_begins_to_draw_is_watched_in_the_whole_epoch(streams: list[Stream]) -> None:
+    """Such as one whose augmentation begins with the second epoch."""
+    first = SourceRandomness(1).next(rng.key(3, "source", 0))
+    read(first, streams, [2, 0, 0])
+    read(first.next(rng.key(3, "source", 1)), streams, [7, 5, 5])
+    assert [stream.entered for stream in streams] == [3, 3]

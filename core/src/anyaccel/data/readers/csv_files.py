@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
     """Read all columns of a CSV file with a header, in the types that Arrow infers: int64, double, bool, dates, or
     text.
 
-    An empty cell and one with NA, null or NaN are nulls, in text too, unless they are quoted.
+    An empty cell and one with NA, null or NaN are nulls, in text too, unless they are quoted. As pandas reads them, a
+    column with a hexadecimal number such as 0x1F is text, and integers beyond int64 are uint64, or text.
 
     Raises:
         DataError: not a path, or not a CSV file.
@@ -57,6 +59,15 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
         with Path(path).expanduser().open("rb") as file:
             parse, convert = csv.ParseOptions(delimiter=delimiter), csv.ConvertOptions(**_NULLS)
             table = csv.read_csv(file, parse_options=parse, convert_options=convert)
+            doubtful = _doubtful(table, file)
+            if doubtful:
+                texts = csv.ConvertOptions(**_NULLS, column_types=dict.fromkeys(doubtful, pa.string()))
+                file.seek(0)
+                as_text = csv.read_csv(file, parse_options=parse, convert_options=texts)
+                for place, name in enumerate(table.column_names):
+                    column = _as_pandas(table.column(place), as_text.column(place)) if name in doubtful else None
+                    if column is not None:
+                        table = table.set_column(place, name, column)
         names = list(table.column_names)  # decodes the header
     except UnicodeDecodeError as error:
         raise _not_utf8(label, path, f"its header: {error}") from error
@@ -96,6 +107,37 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
             value = next((text for text in rows if "\ufffd" in text), "")
             raise _not_utf8(label, path, f"column {name!r} has {value!r}")
     return table
+
+
+def _doubtful(table: Any, file: Any) -> set[str]:
+    """Return the columns in which Arrow may have read other numbers than the file has: 0xFFFFFFFFFFFFFFFF as -1, and
+    integers beyond int64 as the nearest float.
+    """
+    doubtful = set()
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if pa.types.is_floating(field.type):
+            least, most = compute.min_max(column).as_py().values()
+            if least is not None and 2**63 <= max(abs(least), abs(most)) < math.inf:
+                doubtful.add(field.name)
+    integers = {field.name for field in table.schema if pa.types.is_integer(field.type)}
+    if integers:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(b"0x") >= 0 or content.find(b"0X") >= 0:
+                doubtful |= integers
+    return doubtful
+
+
+def _as_pandas(column: Any, texts: Any) -> Any:
+    """Return a column of numbers as pandas reads its texts; None if that is the column itself."""
+    if pa.types.is_integer(column.type):
+        is_hexadecimal = compute.any(compute.match_substring_regex(texts, r"^\s*0[xX]")).as_py()
+        return texts if is_hexadecimal else None
+    if not compute.all(compute.match_substring_regex(texts, r"^\s*[-+]?\d+\s*$")).as_py():
+        return None
+    try:
+        return compute.utf8_trim_whitespace(texts).cast(pa.uint64())
+    except pa.ArrowInvalid:
+        return texts
 
 
 def has_row_as_names(table: Any) -> bool:

@@ -264,7 +264,12 @@ class IterableSource(BatchSource):
 
     def _check_count(self, epoch: int, number: int, promised: int | None) -> None:
         if number == 0 and self._example is None:
-            raise SourceError(f"source {self._label!r} has no rows", hint="pass data with at least one row")
+            problem, dropped = f"source {self._label!r} has no rows", self.dropped_rows
+            if dropped:
+                what = "its only row" if dropped == 1 else f"all its {dropped} rows"
+                problem += f": its loader drops {what}, which do not fill a batch, as it has drop_last=True"
+                raise SourceError(problem, hint=f"write drop_last=False, or batch_size={dropped} or less")
+            raise SourceError(problem, hint="pass data with at least one row")
         if number == 0:
             raise SourceError(
                 f"source {self._label!r} returned no batch in epoch {epoch}, although it did in earlier epochs",

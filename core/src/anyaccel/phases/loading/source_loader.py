@@ -511,14 +511,14 @@ class SourceRandomness:
 
     Args:
         key: 64 bits that determine them; None uses the state of the global generators at the beginning.
-        quiet: Whether the source drew nothing in the previous epoch, except at its beginning. Watching a source takes
-            time, so only the beginning is watched then.
+        first_draws: How often the source drew at the beginning of the previous epoch, if it drew nothing after it;
+            otherwise None. Watching a source takes time, so only the beginning is watched if it draws no more there.
         in_turn: Whether the training thread reads the source, between two steps: the global generators themselves are
             then used, so that code that seeds them works as expected.
     """
 
-    def __init__(self, key: int | None, *, quiet: bool = False, in_turn: bool = False) -> None:
-        self._key, self._quiet, self._in_turn = key, quiet, in_turn
+    def __init__(self, key: int | None, *, first_draws: int | None = None, in_turn: bool = False) -> None:
+        self._key, self._usual_draws, self._in_turn = key, first_draws, in_turn
         self._streams: dict[str, AbstractContextManager[Any]] = {}
         self._n_reads, self._first_draws = 0, 0
 
@@ -530,7 +530,7 @@ class SourceRandomness:
         if self._n_reads == 2:
             self._first_draws = self._n_draws
         stack = ExitStack()
-        if self._quiet and self._n_reads > 1:
+        if self._usual_draws is not None and self._n_reads > 1 and self._n_draws <= self._usual_draws:
             return stack
         for backend in imported_backends():
             if backend.framework not in self._streams:
@@ -543,8 +543,11 @@ class SourceRandomness:
 
     def next(self, key: int | None, *, in_turn: bool = False) -> SourceRandomness:
         """Return the randomness of another epoch."""
-        is_quiet = self._n_reads > 1 and self._n_draws == self._first_draws
-        return SourceRandomness(key, quiet=is_quiet and not in_turn, in_turn=in_turn)
+        # The second read may find that the first one had the whole epoch, so it takes a third to know of others.
+        is_quiet = self._n_reads > 2 and self._n_draws == self._first_draws
+        return SourceRandomness(
+            key, first_draws=self._first_draws if is_quiet and not in_turn else None, in_turn=in_turn
+        )
 
     @property
     def has_drawn(self) -> bool:

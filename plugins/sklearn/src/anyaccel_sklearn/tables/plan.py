@@ -73,6 +73,7 @@ def treatment_of(
     report: list[TableColumn] = []
     identifiers: list[str] = []
     stand_ins: dict[str, tuple[float, int]] = {}
+    inexact: dict[str, int] = {}
     for name in table.column_names:
         column = decoded(table.column(name))
         family, values = family_of(name, column.type), column
@@ -90,6 +91,8 @@ def treatment_of(
             described = _date(name, times)
         else:
             described = _number(name, values)
+            if n_inexact := _n_inexact(values):
+                inexact[name] = n_inexact
             if found := _stand_in(numbers(name, values)):
                 stand_ins[name] = found
         kind_of_part, column_report, detail = described
@@ -131,6 +134,16 @@ def treatment_of(
         problem = f"the integers of {listed(map(repr, counting))} differ in all rows, as row numbers do (pandas writes "
         problem += f"them into a CSV file without a name); if they are row numbers, leave them out: drop={counting}"
         warnings.warn(problem, TableWarning, user_level())
+    if inexact:
+        counts = (f"{name!r} (in {count:,} of {len(table):,} rows)" for name, count in inexact.items())
+        names = list(inexact)
+        warnings.warn(
+            f"integers beyond 2**53 become the nearest number that a float can hold, which their neighbours become, "
+            f"too: {listed(counts)}; if they identify something, take them as categories, categories={names}, or "
+            f"leave them out, drop={names}",
+            TableWarning,
+            user_level(),
+        )
     if stand_ins:
         counts = (f"{name!r} ({value:g} in {count:,} rows)" for name, (value, count) in stand_ins.items())
         code = ", ".join(f"{name!r}: {{{value:g}: float('nan')}}" for name, (value, _) in stand_ins.items())
@@ -276,6 +289,16 @@ def _counts_rows(column: Any) -> bool:
         return False
     least, most = compute.min_max(column).as_py().values()
     return bool(most - least < 2 * count and compute.count_distinct(column).as_py() == count)
+
+
+def _n_inexact(column: Any) -> int:
+    """Return how many integers of a column float64 cannot represent."""
+    if not pa.types.is_integer(column.type):
+        return 0
+    least, most = compute.min_max(column).as_py().values()
+    if least is None or max(abs(least), abs(most)) <= 2**53:
+        return 0
+    return sum(float(value) != value for value in compute.drop_null(column).to_pylist())
 
 
 def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:

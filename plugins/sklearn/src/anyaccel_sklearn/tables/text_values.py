@@ -17,8 +17,9 @@ NUMBERS, DATES = "numbers", "dates"
 
 _MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _GROUPS = r"\d{1,3}((\.\d{3})+(,\d*)?|(,\d{2,3})*,\d{3}(\.\d*)?)"  # not 1.03.2023, a date
+_HEX = r"^\s*0[xX][0-9a-fA-F]+\s*$"
 _LIKE = {
-    NUMBERS: rf"^\s*[-+]?\s*[$€£¥]?\s*({_GROUPS}|\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*[%$€£¥]?\s*$",
+    NUMBERS: rf"^\s*[-+]?\s*[$€£¥]?\s*({_GROUPS}|\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*[%$€£¥]?\s*$|{_HEX}",
     DATES: r"(?i)^\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|"
     rf"\d{{1,2}}\.?[ -]{_MONTH}[ -]\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}})([T ,].*)?$",
 }
@@ -40,6 +41,10 @@ def code_to_read(name: str, column: Any, what: str) -> str:
     signs and order of day and month that its values have.
     """
     texts, like = f"table[{name!r}]", column.filter(compute.match_substring_regex(column, _LIKE[what]))
+    if what == NUMBERS and _share(like, _HEX):  # to_numeric reads none of them
+        others = " if text.strip()[:2].lower() == '0x' else pandas.to_numeric(text, errors='coerce')"
+        is_all = len(like) == len(column) - column.null_count and _share(like, _HEX) == 1
+        return f"{texts}.map(lambda text: int(text, 16){'' if is_all else others}, na_action='ignore')"
     if what == NUMBERS:
         has_comma, signs = _share(like, _COMMA) > 0, "%$€£¥" if _share(like, _SYMBOLS) else ""
         is_thousands = has_comma and _share(like.filter(compute.match_substring_regex(like, _COMMA)), _THOUSANDS) == 1
