@@ -374,9 +374,11 @@ class OutOfMemoryReport:
         smaller = "a smaller batch" if fitting is None else f"batches of at most {fitting}"
         hints = ["use a smaller model" if fitting == 0 else f"use {smaller} or a smaller model"]
         if not self.may_stream:
-            hints.append("set residency='auto' to stream rows that do not fit")
+            hint = "set residency='auto' to stream rows that do not fit"
+            hints.append(hint)
         if self.part.trains and couplings:
-            hints.append("set microbatching='approximate' to allow micro-batches anyway")
+            hint = "set microbatching='approximate' to allow micro-batches anyway"
+            hints.append(hint)
         return OutOfMemoryError(
             f"phase {self.part.label!r}: not enough memory {doing} {_rows(n_rows)} at once{why}: {cause.problem}",
             cause="; ".join([*self._memory_use(loader.residency), *parts]),
