@@ -211,9 +211,9 @@ def _losses_code(losses: Sequence[AppliedLoss], recipe: Recipe) -> str:
 def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> dict[str, str]:
     """Return the settings of a phase that differ from their defaults, as code; those in `done` come first."""
     made, drawn = dict(done), phase.sampler
-    default = type(phase)(phase.label, data=phase.data)
+    default = (TrainPhase if phase.trains else EvalPhase)(phase.label, data="train")  # a subclass may need more
     is_usual = isinstance(drawn, SimpleSampler) and drawn == SimpleSampler(drawn.batch_size, shuffle=phase.trains)
-    for name in inspect.signature(type(phase).__init__).parameters:
+    for name, parameter in inspect.signature(type(phase).__init__).parameters.items():
         if name in ("self", "label", "losses", *done):
             continue
         if name == "batch_size":
@@ -232,7 +232,7 @@ def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> di
             made |= {name: f"[{', '.join(texts)}]"} if texts else {}
         else:
             value = getattr(phase, name)
-            if value is not None and value != getattr(default, name):
+            if value is not None and value not in (parameter.default, getattr(default, name, None)):
                 made[name] = _written(value, name)
     return made
 
