@@ -380,10 +380,10 @@ TOYS = {
                 ),
             ),
             "results/events.py": (('    "metric",\n)', '    "metric",\n    "calls",\n)'),),
-            "phases/train_phase.py": (
+            "phases/loop_factory.py": (
                 (
-                    "        extensions.append(EpochHooks(",
-                    "        extensions.append(CallCounter(run))\n        extensions.append(EpochHooks(",
+                    "    extensions.append(EpochHooks(",
+                    "    extensions.append(CallCounter(run))\n    extensions.append(EpochHooks(",
                 ),
                 (
                     "from anyaccel.phases.train_loop import TrainLoop",

@@ -19,12 +19,14 @@ from anyaccel.phases import EvalPhase, TrainPhase
 PHASES = "anyaccel.phases."
 ORDER = (
     "runner",
+    "bound_phase",
     "prepare",
     "plan_request",
     "train_phase",
     "eval_phase",
     "row_alignment",
     "process_groups",
+    "loop_factory",
     "train_loop",
     "outer_contexts",
     "step_listeners",

@@ -21,7 +21,7 @@ from anyaccel import (
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.phases import Phase
-from anyaccel.phases.process_groups import best_common_device, bound
+from anyaccel.phases.bound_phase import best_common_device, bound
 
 
 def data():
@@ -94,7 +94,7 @@ class Fakes:
 )
 def test_the_best_device_is_one_that_all_frameworks_have(monkeypatch, devices, best):
     fakes = Fakes(**devices, other=["gpu:7"])
-    monkeypatch.setattr("anyaccel.phases.process_groups.registry", lambda: fakes)
+    monkeypatch.setattr("anyaccel.phases.bound_phase.registry", lambda: fakes)
     assert str(best_common_device(sorted(devices))) == best
     assert fakes.asked == sorted(devices)  # no other framework is asked, and so none is loaded
 

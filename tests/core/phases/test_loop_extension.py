@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.phases import train_loop, train_phase
+from anyaccel.phases import loop_factory, train_loop
 from anyaccel.phases.loop_extension import Call, LoopExtension
 from anyaccel.phases.train_loop import TrainLoop
 
@@ -96,7 +96,7 @@ def extensions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             def __init__(self, *, extensions: list[LoopExtension], **parts: Any) -> None:
                 super().__init__(extensions=changed(extensions), **parts)
 
-        monkeypatch.setattr(train_phase, "TrainLoop", Changed)
+        monkeypatch.setattr(loop_factory, "TrainLoop", Changed)
 
     return change
 

@@ -17,7 +17,7 @@ import anyaccel
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SequentialMLP, TrainPhase
 from anyaccel.graph import Plan
 from anyaccel.graph.device_assignment import DeviceAssigner, Request
-from anyaccel.phases.process_groups import place as place_nodes
+from anyaccel.phases.bound_phase import place as place_nodes
 from anyaccel.registry import Registry
 
 ROOT = Path(anyaccel.__file__).parent
@@ -128,7 +128,7 @@ def test_a_node_of_a_phase_is_assigned_and_placed_by_few_modules() -> None:
     assert roles["graph.device_assignment"] == {"the user"}
     assert roles.get("accelerator", set()) <= {"graph.device_assignment"}  # its fields are read without a call
     assert not [module for module in roles if module.startswith("requests")]  # one device is no request
-    assert roles["registry"] <= {"graph.device_assignment", "phases.process_groups"}
+    assert roles["registry"] <= {"graph.device_assignment", "phases.bound_phase"}
 
 
 def test_the_backend_of_a_framework_and_kind_is_looked_up_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:

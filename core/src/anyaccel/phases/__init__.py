@@ -4,13 +4,13 @@ Stands on `results`, `metrics`, `graph`, `data`, `saved_folder`, `adapter`, `pre
 """
 
 from anyaccel.distributions import moved_names
+from anyaccel.phases.bound_phase import place
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.checkpointing import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.framework_settings import FrameworkSettings
 from anyaccel.phases.planning import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
-from anyaccel.phases.process_groups import place
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Run, RunStats
 from anyaccel.phases.runner import Phase, execute

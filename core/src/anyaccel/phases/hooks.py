@@ -95,9 +95,8 @@ class HookCaller:
 
         An interrupt is always raised: code that catches `error` would miss it as a note.
         """
-        plugins, ends = list[Any](), list[Callable[..., Any]]()
-        for implementation in self._hooks.hook.phase_end.get_hookimpls():
-            plugins.append(implementation.plugin)
+        plugins = [implementation.plugin for implementation in self._hooks.hook.phase_end.get_hookimpls()]
+        ends: list[Callable[..., Any]] = []
         for plugin in reversed(plugins):
             one = self._hooks.subset_hook_caller("phase_end", {*plugins} - {plugin})
             ends.append(partial(_call_plugins, one))

@@ -48,9 +48,7 @@ def notes(
     origins: dict[str, set[str]] = {}
     reached: set[str] = set()
     for segment in segments:
-        trained = set[str]()
-        for group in segment.groups:
-            trained.update(group.nodes)
+        trained = {label for group in segment.groups for label in group.nodes}
         for operation in segment.operations:
             inputs = set[str]()
             for value in operation.inputs:

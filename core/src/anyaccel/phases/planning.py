@@ -27,6 +27,7 @@ from anyaccel.graph import (
 )
 from anyaccel.graph.device_assignment import without_remat
 from anyaccel.host_memory import host_memory
+from anyaccel.phases.bound_phase import bound, final_devices
 from anyaccel.phases.loading.epoch_plan import StepBlock
 from anyaccel.phases.loading.host_columns import one_shape, same_array
 from anyaccel.phases.loading.loader import stream_of
@@ -45,7 +46,7 @@ from anyaccel.phases.loading.residency import (
 from anyaccel.phases.loading.streaming import BLOCKS
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.prepare import DrawnPart, draw_parts, leave_contexts, resolve_phase
-from anyaccel.phases.process_groups import ProcessGroups, bound, final_devices, process_groups, shared_groups
+from anyaccel.phases.process_groups import ProcessGroups, process_groups, shared_groups
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import size
 from anyaccel.registry import Registry, registry

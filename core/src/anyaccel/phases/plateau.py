@@ -13,6 +13,7 @@ from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback, check_callback_state, mode_of, monitored_value, unknown_mode
 
 if TYPE_CHECKING:
+    from anyaccel.graph import ModelGraph
     from anyaccel.phases.run import Run
 
 
@@ -122,16 +123,28 @@ def _number(where: str, name: str, value: Any, example: float, *, below_one: boo
     return float(arguments.number(PhaseError, where, name, value, fits, wanted, example))
 
 
-def refuse_plateaus(callbacks: Iterable[Callback]) -> None:
-    """Check the callbacks of a training in which no schedule is a function.
+def listening_schedules(graph: ModelGraph, callbacks: Iterable[Callback]) -> list[Callback]:
+    """Return the schedules of a graph's optimizers that listen to epochs, without duplicates and those already called.
 
     Raises:
-        PhaseError: a plateau that changes no rate: it is only a callback, and no schedule could read it.
+        PhaseError: a plateau that changes no rate: it is only a callback, and no schedule is a function that could
+            read it.
     """
-    for callback in callbacks:
-        if isinstance(callback, ReduceLROnPlateau) and type(callback).epoch_end is ReduceLROnPlateau.epoch_end:
-            raise PhaseError(
-                "ReduceLROnPlateau is a callback here, which changes no learning rate: it is the schedule of no "
-                "optimizer",
-                hint=f"pass it to the optimizer: Optimizer('adam', schedule=ReduceLROnPlateau({callback.monitor!r}))",
-            )
+    schedules: list[Any] = []
+    for owner in (graph, *graph.nodes.values()):
+        optimizer = getattr(owner, "optimizer", None)
+        if optimizer is not None and optimizer.schedule.own is not None:
+            schedules.append(optimizer.schedule.own)
+    if not schedules:
+        for callback in callbacks:
+            if isinstance(callback, ReduceLROnPlateau) and type(callback).epoch_end is ReduceLROnPlateau.epoch_end:
+                raise PhaseError(
+                    "ReduceLROnPlateau is a callback here, which changes no learning rate: it is the schedule of no "
+                    "optimizer",
+                    hint="pass it to the optimizer: "
+                    f"Optimizer('adam', schedule=ReduceLROnPlateau({callback.monitor!r}))",
+                )
+        return []
+    listeners = {id(callback) for callback in callbacks}
+    listening = {id(schedule): schedule for schedule in schedules if isinstance(schedule, Callback)}
+    return [schedule for key, schedule in listening.items() if key not in listeners]

@@ -421,8 +421,4 @@ def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend,
     for node in graph.nodes.values():
         if isinstance(node, ModelNode):
             frameworks.update([node.framework] if node.framework else registry().owners(node.model))
-    backends = list[Backend]()
-    for backend in registry().backends_in_use:
-        if backend.framework in frameworks:
-            backends.append(backend)
-    return left_contexts(backends)
+    return left_contexts(backend for backend in registry().backends_in_use if backend.framework in frameworks)

@@ -30,6 +30,7 @@ from anyaccel.graph.plan_entries import layouts
 from anyaccel.graph.shape_inference import share
 from anyaccel.launched import is_main_process
 from anyaccel.phases import nan_check
+from anyaccel.phases.bound_phase import bound, final_devices, place, warn_of_fallbacks
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.evaluation import Evaluation, trained_as
@@ -44,17 +45,10 @@ from anyaccel.phases.loading.residency import LoaderFactory, bytes_added_by_trai
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, OutOfMemoryReport
 from anyaccel.phases.planning import plan_for, plan_of
-from anyaccel.phases.plateau import refuse_plateaus
+from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, evaluated_losses, leave_contexts, prepare, resolve_phase, streams_of
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
-from anyaccel.phases.process_groups import (
-    bound,
-    final_devices,
-    place,
-    process_groups,
-    trains_alone,
-    warn_of_fallbacks,
-)
+from anyaccel.phases.process_groups import process_groups, trains_alone
 from anyaccel.phases.progress import Progress, progress_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.run import Run
@@ -252,19 +246,8 @@ def execute(
         run.heard = shown.event
         try:
             everybody = [*callbacks, *phase.callbacks]
-            if phase.trains:
-                called, listening, are_scheduled = set(map(id, everybody)), list[Callback](), False
-                for owner in (graph, *graph.nodes.values()):
-                    optimizer = getattr(owner, "optimizer", None)
-                    if optimizer is None or optimizer.schedule.own is None:
-                        continue
-                    schedule, are_scheduled = optimizer.schedule.own, True
-                    if isinstance(schedule, Callback) and id(schedule) not in called:
-                        called.add(id(schedule))
-                        listening.append(schedule)
-                if everybody and not are_scheduled:
-                    refuse_plateaus(everybody)
-                everybody = [*listening, *everybody]  # schedules that listen to a training come first
+            if phase.trains:  # schedules that listen to a training come first
+                everybody = [*listening_schedules(graph, everybody), *everybody]
             execution = PhaseExecution(run, HookCaller(registry().hooks, everybody), shown, resume)
             try:
                 claim(run)

@@ -15,20 +15,12 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode, unknown_value
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.checkpointing.checkpointer import CheckpointWrites, Resumption
-from anyaccel.phases.checkpointing.position import Position
-from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.evaluation import Validation, trained_as
-from anyaccel.phases.hooks import EpochHooks
+from anyaccel.phases.evaluation import trained_as
 from anyaccel.phases.learners import learning
 from anyaccel.phases.loading.epoch_plan import ZIP_STRICT, EpochPlan, EvaluationRows, SampledBatches, TrainingEpochs
-from anyaccel.phases.loop_extension import UNLIMITED, CallInProgress, LoopExtension
-from anyaccel.phases.nan_check import LossScaleReport, NonFiniteLosses
-from anyaccel.phases.oom_recovery import EpochRecovery
+from anyaccel.phases.loop_factory import train_loop
 from anyaccel.phases.plateau import ReduceLROnPlateau
-from anyaccel.phases.progress import Progress
-from anyaccel.phases.progress.throttled import ProgressReports
 from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
@@ -52,8 +44,6 @@ from anyaccel.phases.settings import (
     takes_settings,
     unsaved,
 )
-from anyaccel.phases.step_listeners import StepListeners, StepNotifier
-from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.precision import LossScale
 from anyaccel.results import TrainResults
 from anyaccel.results.records import EvaluationValues
@@ -425,77 +415,7 @@ class TrainPhase(Phase):
         return EvaluationRows(rows), TrainingEpochs(self.label, batches, self.accumulate)
 
     def compute(self, programs: PhasePrograms) -> None:
-        """Run the loop with the requested features, in the order of their actions; others cost nothing.
-
-        At the end of the loop they act in reverse order.
-        """
-        run, pipeline, group, rows = programs.run, programs.pipeline, programs.group, programs.loaded[0]
-        hooks, progress, checkpointers = programs.hooks, programs.progress, programs.checkpointers
-        in_progress, non_finite = CallInProgress(), NonFiniteLosses(run, warned=programs.nan_in_data)
-        begins, steps_before = Position(phase=self.label, epoch=0, number=0), 0
-        writes, resumption, extensions = list[LoopExtension](), list[LoopExtension](), list[LoopExtension]()
-        for checkpointer in checkpointers:
-            writing = CheckpointWrites(run, checkpointer, pipeline, rows, in_progress)
-            writes.append(writing)
-            if checkpointer.resumed is not None:
-                begins = checkpointer.resumed
-                steps_before = begins.step + sum(epoch.steps for epoch in begins.history)
-                resumption.append(Resumption(run, begins, writing, checkpointer, pipeline, rows))
-        for evaluation in programs.evaluations:
-            extensions.append(Validation(run, evaluation, non_finite, progress))
-        if type(progress) is not Progress:
-            extensions.append(ProgressReports(run, progress, rows, begins.history, begins.step))
-        for callback in hooks.callbacks:
-            extensions += callback.loop_extensions(programs)
-        before_hooks, after_hooks = group.loop_extensions(run, pipeline)
-        extensions += before_hooks
-        extensions.append(EpochHooks(run, hooks, pipeline))
-        if hooks.max_call_steps == 1 and pipeline.notifies_steps:
-            extensions.append(StepNotifier(run, hooks, pipeline, progress, in_progress))
-        elif hooks.step_listeners or hooks.has_steps_done_listeners:
-            extensions.append(StepListeners(run, hooks, pipeline))
-        extensions += after_hooks
-        extensions += resumption
-        if programs.learners.labels:
-            extensions.append(programs.learners)
-        extensions.append(
-            CompilePolicy(
-                run,
-                pipeline,
-                rows.loader,
-                rows.batch_size,
-                max_call_steps=hooks.max_call_steps or UNLIMITED,
-                may_stop_early=hooks.may_stop,
-                on_activity=progress.doing,
-            )
-        )
-        extensions.append(
-            EpochRecovery(
-                run,
-                pipeline,
-                rows,
-                hooks.callbacks,
-                in_progress,
-                steps_before=steps_before,
-                takes_snapshots=group.keeps_snapshots,
-                goes_on=group.size == 1,
-            )
-        )
-        if self.on_nan != "ignore":
-            extensions.append(non_finite)
-        for scaling in pipeline.loss_scalings:
-            extensions.append(LossScaleReport(run, scaling, begins.loss_scale))
-        extensions += writes
-        loop = TrainLoop(
-            phase=self,
-            run=run,
-            pipeline=pipeline,
-            rows=rows,
-            group=group,
-            in_progress=in_progress,
-            extensions=extensions,
-        )
-        loop.run()
+        train_loop(self, programs).run()
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> TrainResults:
         return TrainResults(epochs=tuple(run.history), stop_reason=run.stop_reason, **record)

@@ -15,9 +15,9 @@ from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.random_states import watched_rng
 from anyaccel.errors import ConfigError, DataError
 from anyaccel.launched import launched
+from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.loading.prefetch import prefetch
 from anyaccel.phases.loading.source_loader import SourceRandomness, warn_of_seed
-from anyaccel.phases.process_groups import best_common_device
 from anyaccel.phases.settings import AUTO
 from anyaccel.registry import registry
 

@@ -28,10 +28,10 @@ from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import AnyaccelError, ArgumentError, CapabilityError, ConfigError, DataError, StateError
 from anyaccel.extensions import extensions
 from anyaccel.launched import Launched
+from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.loading.device_loader import is_loader
 from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.process_group import SingleProcess
-from anyaccel.phases.process_groups import best_common_device
 from anyaccel.phases.runner import checked_resume
 from anyaccel.phases.settings import AUTO
 from anyaccel.precision import checked_precision
