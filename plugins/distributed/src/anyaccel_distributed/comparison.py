@@ -46,13 +46,13 @@ class ReplicaComparison:
         Raises:
             PhaseError: they differ; the message names the differences and the replicas.
         """
-        own = {"the seed": str(graph.seed), "the rows that the samplers draw": rows_drawn}
-        own |= {f"the values of {key!r}": digest(np.asarray(value)) for key, value in graph.state().items()}
-        own |= {
+        texts = {"the seed": str(graph.seed), "the rows that the samplers draw": rows_drawn}
+        texts |= {f"the values of {key!r}": digest(np.asarray(value)) for key, value in graph.state().items()}
+        texts |= {
             f"the data of {name!r}": digest(value) for name, value in columns.items() if isinstance(value, np.ndarray)
         }
         hint = "use the same model, data and seed in every process: seed the framework before you create the model, "
-        self.check_same(own, when=when, hint=f"{hint}or load the same weights")
+        self.check_same(texts, when=when, hint=f"{hint}or load the same weights")
 
     def check_ended(self, graph: ModelGraph) -> dict[str, np.ndarray]:
         """Compare the results of the replicas; return the first one's values of the buffers that differ.
@@ -70,18 +70,18 @@ class ReplicaComparison:
         firsts = self._gather([as_plain(state[key]) for key in apart])[0]
         return {key: from_plain(plain).view(state[key].dtype) for key, plain in zip(apart, firsts, strict=True)}
 
-    def check_same(self, own: Mapping[str, str], *, when: str, hint: str) -> None:
+    def check_same(self, texts: Mapping[str, str], *, when: str, hint: str) -> None:
         """Compare texts by name with those of all replicas.
 
         Args:
-            own: Texts of this replica; names are human-readable.
+            texts: Texts of this replica; names are human-readable.
             when: "before the first step".
             hint: How to make them equal.
 
         Raises:
             PhaseError: they differ; the message names the differences and the replicas.
         """
-        self._check(self._gather(dict(own)), when=when, hint=hint)
+        self._check(self._gather(dict(texts)), when=when, hint=hint)
 
     def _check(self, every: Sequence[Mapping[str, str]], *, when: str, hint: str) -> None:
         differing = _differing(every)

@@ -42,7 +42,7 @@ def requested_of_process(asked: Accelerator, found: Sequence[Device], place: Lau
 def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:
     """Return the devices of a kind that all frameworks support, in order."""
     listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
-    common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
+    common = [device for device in listed[0] if all(device in devices for devices in listed[1:])] if listed else []
     return [device for device in sorted(common) if device.kind == kind]
 
 

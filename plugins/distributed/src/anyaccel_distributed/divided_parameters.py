@@ -77,10 +77,10 @@ def check_sharding(phase: PhaseSettings, resolution: Resolution) -> None:
 def _who(phase: PhaseSettings, resolution: Resolution) -> str:
     """Return the phase, or the first node that asks for it."""
     asking = [assignment for assignment in resolution.plan.assignments if assignment.sharding not in ("", "none")]
-    own = next((assignment for assignment in asking if assignment.sharding_reason == "node"), None)
-    if own is None or any(assignment.sharding_reason == "phase" for assignment in asking):
+    by_node = next((assignment for assignment in asking if assignment.sharding_reason == "node"), None)
+    if by_node is None or any(assignment.sharding_reason == "phase" for assignment in asking):
         return f"phase {phase.label!r} has sharding"
-    return f"phase {phase.label!r}: node {own.node!r} has sharding={own.sharding!r}"
+    return f"phase {phase.label!r}: node {by_node.node!r} has sharding={by_node.sharding!r}"
 
 
 def _check_single_nodes(phase: PhaseSettings, resolution: Resolution, backend: ComputingBackend, *, able: bool) -> None:

@@ -23,10 +23,10 @@ def gather_plain(value: Any, gather: Callable[[np.ndarray], np.ndarray]) -> list
     Raises:
         TypeError: it is not plain.
     """
-    own = np.frombuffer(to_bytes(value), np.uint8)
-    lengths = gather(np.array([len(own)], np.int32)).ravel()
+    message = np.frombuffer(to_bytes(value), np.uint8)
+    lengths = gather(np.array([len(message)], np.int32)).ravel()
     padded = np.zeros(max(_LEAST_BYTES, 1 << (int(lengths.max()) - 1).bit_length()), np.uint8)
-    padded[: len(own)] = own
+    padded[: len(message)] = message
     texts = [row[:length].tobytes() for row, length in zip(gather(padded), lengths, strict=True)]
     return [from_bytes(text) for text in texts]
 

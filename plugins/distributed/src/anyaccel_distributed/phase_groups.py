@@ -304,13 +304,13 @@ def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> N
         PhaseError: two do.
     """
     host = socket.gethostname()
-    own = [
+    in_use = [
         [_identity(assignment, host), str(assignment.device), assignment.node, assignment.reason == "node"]
         for assignment in plan.assignments
         if assignment.parameters and not assignment.frozen and assignment.device.kind != "cpu"
     ]
     users: dict[str, list[tuple[int, str, str, bool]]] = {}
-    for rank, devices in enumerate(gather(own)):
+    for rank, devices in enumerate(gather(in_use)):
         for key, device, node, by_node in devices:
             users.setdefault(key, []).append((rank, device, node, by_node))
     shared = next((every for every in users.values() if len({rank for rank, *_ in every}) > 1), None)

@@ -83,8 +83,8 @@ def _attempt(
     readers: list[threading.Thread] = []
     try:
         for rank in range(n_replicas):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(subprocess.Popen(list(command), env={**shared, **of_all, **own}, **output))
+            of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(list(command), env={**shared, **of_all, **of_rank}, **output))
             if printed is not None:
                 readers.append(_reader(processes[-1], printed))
         then = "all are restarted" if attempts_left else "the others are stopped too"

@@ -177,8 +177,8 @@ class ReplicatedProgram(Program, ScalesLosses):
             by_replica[number][inner] = array
         if not all(by_replica.values()):
             raise self._other_state()
-        for program, own in zip(self._programs, by_replica.values(), strict=True):
-            program.load_random_state(own)
+        for program, arrays in zip(self._programs, by_replica.values(), strict=True):
+            program.load_random_state(arrays)
 
     def _other_state(self) -> StateError:
         how = "in a fixed order" if self._fixed_shards is not None else f"on {self.n_replicas} devices"
@@ -206,10 +206,10 @@ class ReplicatedProgram(Program, ScalesLosses):
         scales = dict(scale or {})
         weights = self.loss_weights(inputs)
         with self._backend.scope(self._devices[0]):
-            own = {
+            weights_of_terms = {
                 term.label: term.weight / weights[term.label] for term in self.segment.losses if term.label in weights
             }
-        factors = {**own, **scales}
+        factors = {**weights_of_terms, **scales}
         gradients: dict[int, Gradients] = {}
         losses: dict[int, LossSums] = {}
         cut = self._cutter.cut(inputs)
@@ -302,8 +302,8 @@ class ReplicatedProgram(Program, ScalesLosses):
         for i, program in enumerate(self._programs):
             if total is not None and (i or not self._is_set):
                 self._replicas.set_gradients(program, [self._sent(tensor, i) for tensor in total])
-            own = None if scale is None else {group: self._sent(factor, i) for group, factor in scale.items()}
-            program.optimizer_step(own)
+            factors = None if scale is None else {group: self._sent(factor, i) for group, factor in scale.items()}
+            program.optimizer_step(factors)
         self._is_set = False
 
     def zero_grad(self) -> None:
@@ -366,7 +366,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         rows.
         """
         every = [self._buffers(program) for program in self._programs]
-        return [name for name in every[0] if len({own[name].tobytes() for own in every}) > 1]
+        return [name for name in every[0] if len({random_state[name].tobytes() for random_state in every}) > 1]
 
     def _buffers(self, program: Program) -> dict[str, np.ndarray]:
         """Return floating buffers of trained nodes of a replica; others are counters or random states."""

@@ -397,8 +397,8 @@ class ReplicatedTraining(ProcessGroup):
             for framework, positions in by_framework.items():
                 calls = [(inputs[i][0].program, inputs[i][1]) for i in positions]
                 found = self._groups[framework].loss_weights(calls, n_rows)
-                for i, each in zip(positions, found, strict=True):
-                    weights[i] = each
+                for i, weight in zip(positions, found, strict=True):
+                    weights[i] = weight
         return weights
 
     def arrays_of_all(self, arrays: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
@@ -414,9 +414,11 @@ class ReplicatedTraining(ProcessGroup):
 
     def outputs_of_all(self, outputs: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
         """Return the outputs of all processes; nothing is exchanged if no outputs are requested."""
+        if not outputs:
+            return {}
         parts = {name: list[np.ndarray]() for name in outputs}
-        own = [{name: array} for name, arrays in outputs.items() for array in arrays]
-        for named in (self.arrays_of_all(own) or ()) if outputs else ():
+        named_arrays = [{name: array} for name, arrays in outputs.items() for array in arrays]
+        for named in self.arrays_of_all(named_arrays) or ():
             for name, array in named.items():
                 parts[name].append(array)
         return parts
@@ -472,9 +474,9 @@ class ReplicatedTraining(ProcessGroup):
         for key in sorted(orders):
             self._orders.update(f"{key} {digest(np.asarray(orders[key]))}".encode())
 
-    def stop_reason_of_all(self, own: str) -> str:
+    def stop_reason_of_all(self, reason_here: str) -> str:
         """Return why a replica is asked to stop, from the first that reports it, or `""`; all call this together."""
-        return next((reason for reason in self.gather(own) if reason), "")
+        return next((reason for reason in self.gather(reason_here) if reason), "")
 
     def end_epoch(self, stop_reason: str) -> str:
         """Exchange the stop reason at the end of an epoch; return the one of the first replica that has it.

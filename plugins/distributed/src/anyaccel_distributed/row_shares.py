@@ -237,9 +237,9 @@ class ReplicaEvaluation(EpochPlan):
 
     def __init__(self, epochs: EpochPlan, rank: int, size: int) -> None:
         self._epochs, self._rank, self._size = epochs, rank, size
-        own = self.epoch(0).steps
-        self.n_steps = len(own)
-        self.batch_size = max(steps.batch_size for steps in own)
+        steps_here = self.epoch(0).steps
+        self.n_steps = len(steps_here)
+        self.batch_size = max(steps.batch_size for steps in steps_here)
 
     def epoch(self, number: int) -> EpochSteps:
         whole = self._epochs.epoch(number)

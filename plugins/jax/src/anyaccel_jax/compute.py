@@ -132,8 +132,8 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         from anyaccel_jax.replica_group import corresponding_devices
 
         warn_of_activations(keras_library(), segment)
-        own = self.jax_device(segment.operations[0].device)
-        mesh = ProcessMesh(corresponding_devices(own, group.size), own, divides=divided, whole=whole)
+        device = self.jax_device(segment.operations[0].device)
+        mesh = ProcessMesh(corresponding_devices(device, group.size), device, divides=divided, whole=whole)
         return ProcessMeshProgram(segment, self._mesh_ops(segment, mesh), mesh, group.attempt)
 
     def _mesh_ops(self, segment: Segment, mesh: DeviceMesh) -> MeshOps:
@@ -193,13 +193,13 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         """Return why an optimizer or loss is not supported; Optax's transformations, their factories, and Keras's
         losses are.
         """
-        own = spec.own
-        is_like_optax = (callable(own) or hasattr(own, "init")) and not isinstance(own, type)
+        custom = spec.own
+        is_like_optax = (callable(custom) or hasattr(custom, "init")) and not isinstance(custom, type)
         if isinstance(spec, Optimizer) and is_like_optax:
             return ""
         reason = super().unsupported_reason(spec)
-        defined = own if isinstance(own, (type, FunctionType)) else type(own)
-        if not reason and own is not None and defined.__module__.startswith("keras.") and keras_backend() != "jax":
+        defined = custom if isinstance(custom, (type, FunctionType)) else type(custom)
+        if not reason and custom is not None and defined.__module__.startswith("keras.") and keras_backend() != "jax":
             return f"Keras runs on {keras_backend()}, not on JAX"
         return reason
 

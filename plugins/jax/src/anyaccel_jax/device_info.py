@@ -48,10 +48,10 @@ class JaxExpectedDevices(ExpectedDevices):
         if kind == "cpu":
             return [cpu_info()] * count
         vendor = _VENDORS[kind]["cuda" if has_plugin("cuda") else "rocm"]
-        known = [
+        visible = [
             expected.info() for expected in machine.visible if expected.kind == kind and expected.vendor == vendor
         ][:count]
-        return known + [DeviceInfo(str(Device(kind, index)), vendor) for index in range(len(known), count)]
+        return visible + [DeviceInfo(str(Device(kind, index)), vendor) for index in range(len(visible), count)]
 
 
 def unavailable_reason(device: Device, count: int) -> str:

@@ -66,7 +66,7 @@ def _device_of(value: Any) -> str | None:
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         return None
     return " and ".join(
-        f"{jax_device.platform}:{jax_device.id}" for jax_device in sorted(value.devices(), key=lambda each: each.id)
+        f"{jax_device.platform}:{jax_device.id}" for jax_device in sorted(value.devices(), key=lambda device: device.id)
     )
 
 

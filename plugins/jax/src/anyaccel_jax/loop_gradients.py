@@ -121,8 +121,8 @@ class LossGradients:
         def add(sums: Any, rows: list[Any], number: Any, size: int) -> Any:
             grads, total, count, carried = sums
             compute = jax.value_and_grad(summed, has_aux=True)
-            (more, (counted, carried)), own = compute(part.trained, carried, rows, number, size)
-            return jax.tree.map(jnp.add, grads, own), total + more, count + counted, carried
+            (more, (counted, carried)), of_part = compute(part.trained, carried, rows, number, size)
+            return jax.tree.map(jnp.add, grads, of_part), total + more, count + counted, carried
 
         zeros = jax.tree.map(jnp.zeros_like, part.trained)
         sums = zeros, jnp.zeros((), jnp.float32), jnp.zeros((), _COUNTS), part.rest

@@ -327,11 +327,11 @@ class MeshProgram(JaxProgram):
         return [None if x is None else self._known_or_copied(x, before) for x in columns]
 
     def _known_or_copied(self, array: Any, before: Mapping[int, tuple[Any, Any]]) -> Any:
-        known = before.get(id(array))
-        if known is None or known[0]() is not array:
-            known = weakref.ref(array), self._copied_everywhere(array)
-        self._columns[id(array)] = known
-        return known[1]
+        copied = before.get(id(array))
+        if copied is None or copied[0]() is not array:
+            copied = weakref.ref(array), self._copied_everywhere(array)
+        self._columns[id(array)] = copied
+        return copied[1]
 
     def _copied_everywhere(self, array: Any) -> Any:
         return self._mesh.put(array, self._mesh.everywhere)
@@ -371,9 +371,9 @@ class MeshProgram(JaxProgram):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        own, own_orders = self._split(columns, orders)
+        columns_on_mesh, orders_on_mesh = self._split(columns, orders)
         try:
-            losses = super().train_steps(own, own_orders, start, n_steps, batch_size, n_microbatches)
+            losses = super().train_steps(columns_on_mesh, orders_on_mesh, start, n_steps, batch_size, n_microbatches)
         finally:
             self._release()
         return self._at_home(losses)

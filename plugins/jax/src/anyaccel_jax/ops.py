@@ -168,10 +168,10 @@ class JaxOps(TracedOps):
         way = _Way(train, layout, precision, remat)
         if self.eager:
             return _apply(self.model(model), way, parameters, buffers, inputs, key)
-        known = id(model), way
-        if known not in self._compiled:
-            self._compiled[known] = jax.jit(partial(_apply_referenced, weakref.ref(model), way))
-        result: OutputsAndBuffers = self._compiled[known](dict(parameters), dict(buffers), inputs, key)
+        call = id(model), way
+        if call not in self._compiled:
+            self._compiled[call] = jax.jit(partial(_apply_referenced, weakref.ref(model), way))
+        result: OutputsAndBuffers = self._compiled[call](dict(parameters), dict(buffers), inputs, key)
         return result
 
     def call(

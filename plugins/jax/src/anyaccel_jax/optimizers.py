@@ -136,9 +136,9 @@ class OptaxRule(UpdateRule):
 
     def slots(self, xp: Any, kept: Slots, parameters: Arrays) -> Slots:
         """Return the kept slots; for other parameters their part of the initial state, on their devices."""
-        known = {name: kept[name] for name in parameters if name in kept}
-        if len(known) == len(parameters):
-            return known
+        kept_slots = {name: kept[name] for name in parameters if name in kept}
+        if len(kept_slots) == len(parameters):
+            return kept_slots
         shared = {id(array) for array in parameters.values()}  # a step may destroy parameters and slots
         # Values of another sharding would have steps compiled twice.
         initial = {
@@ -148,7 +148,7 @@ class OptaxRule(UpdateRule):
             }
             for name, slots in self._tree.split_state(self._initial_state(parameters), parameters).items()
         }
-        return {**initial, **known}
+        return {**initial, **kept_slots}
 
     def fits(self, slots: Slots, parameters: Arrays) -> bool:
         """Return whether slots match the state of the transformation for these parameters."""

@@ -182,13 +182,13 @@ class JaxLoop(Loop):
                     "jax.tree.map(jnp.copy, state)",
                 )
         if self.num_processes > 1:
-            own = {
+            digests = {
                 f"{number}/{name}": _digest(leaf)
                 for number, value in enumerate(objects)
                 for name, leaf in _named(value).items()
                 if not _is_global(leaf)
             }
-            every = self._processes.gather_plain(own, "in loop.prepare()")
+            every = self._processes.gather_plain(digests, "in loop.prepare()")
             for rank, other in enumerate(every):
                 name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
                 if name is not None:
@@ -384,15 +384,15 @@ class JaxLoop(Loop):
         return {"states": [_named(prepared.value) for prepared in self._states.prepared]}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        saved, own = state["states"], self._states.prepared
-        if len(saved) != len(own):
+        saved, prepared_states = state["states"], self._states.prepared
+        if len(saved) != len(prepared_states):
             raise StateError(
-                f"the checkpoint has {len(saved)} states, but this loop has {len(own)}",
+                f"the checkpoint has {len(saved)} states, but this loop has {len(prepared_states)}",
                 hint="prepare the same objects as in the run that wrote the checkpoint, in the same order",
             )
-        for values, prepared in zip(saved, own, strict=True):
+        for values, prepared in zip(saved, prepared_states, strict=True):
             prepared.check(values)
-        for values, prepared in zip(saved, own, strict=True):
+        for values, prepared in zip(saved, prepared_states, strict=True):
             self._restore(prepared, values)
         self._states.loaded()
 
@@ -445,8 +445,8 @@ class _Placing:
         self.axis = _DATA if _DATA in self.mesh.axis_names else self.mesh.axis_names[0]
         self.n_shards = self.mesh.shape[self.axis]
         self._device, self._divides, self._rows = device, divides, NamedSharding(self.mesh, over(self.axis))
-        own: Any = jax.sharding.SingleDeviceSharding(device)
-        self.everywhere = own if self.is_plain else NamedSharding(self.mesh, over())
+        on_device: Any = jax.sharding.SingleDeviceSharding(device)
+        self.everywhere = on_device if self.is_plain else NamedSharding(self.mesh, over())
         self.whole = jax.jit(lambda array: array, out_shardings=self.everywhere)
 
     def put(self, array: Any, sharding: Any) -> Any:
@@ -622,13 +622,13 @@ class _CompiledStep:
                     available="states are passed whole; batches come from a loader",
                     hint="prepare batches in another iterable: loop.prepare(state, collections.deque(batches))",
                 )
-        known, step = self._states, self._step
+        loop_states, step = self._states, self._step
         trees = [prepared for prepared in states.values() if not is_nnx(prepared.value)]
 
         def traced(*args: Any, **settings: Any) -> Any:
-            before = known.n_losses
+            before = loop_states.n_losses
             result = step(*args, **settings)
-            if self._casts and known.n_losses == before:
+            if self._casts and loop_states.n_losses == before:
                 raise ConfigError(
                     f"{self._name} does not compute a loss with the loop, which has precision='bf16-mixed'",
                     hint="write value, grads = loop.value_and_grad(loss)(params, x, y), or leave precision out",
@@ -715,18 +715,18 @@ class _Prepared:
         Raises:
             StateError: It does not; the message has the first name that differs.
         """
-        own = _named(self.value)
+        ours_by_name = _named(self.value)
         hint = "create the same state as in the run that wrote the checkpoint"
-        for name in dict.fromkeys([*own, *saved]):
-            if name not in saved or name not in own:
-                where = "this loop's" if name in own else "the checkpoint's"
+        for name in dict.fromkeys([*ours_by_name, *saved]):
+            if name not in saved or name not in ours_by_name:
+                where = "this loop's" if name in ours_by_name else "the checkpoint's"
                 raise StateError(
                     f"the checkpoint belongs to another state: {name!r} is only in {where} state", hint=hint
                 )
-            if not isinstance(own[name], jax.Array):
+            if not isinstance(ours_by_name[name], jax.Array):
                 continue
-            is_key = jnp.issubdtype(own[name].dtype, jax.dtypes.prng_key)
-            ours = jax.eval_shape(jax.random.key_data, own[name]) if is_key else own[name]
+            is_key = jnp.issubdtype(ours_by_name[name].dtype, jax.dtypes.prng_key)
+            ours = jax.eval_shape(jax.random.key_data, ours_by_name[name]) if is_key else ours_by_name[name]
             theirs = np.asarray(saved[name])
             if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
                 raise StateError(

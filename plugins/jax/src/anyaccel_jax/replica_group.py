@@ -80,9 +80,9 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def gather(self, value: Any) -> list[Any]:
         if self._messages is not None:
-            own = to_bytes(value)
-            is_short = len(own) <= _SHORT_BYTES
-            every = self._messages.exchange(own if is_short else _LONG)
+            message = to_bytes(value)
+            is_short = len(message) <= _SHORT_BYTES
+            every = self._messages.exchange(message if is_short else _LONG)
             if _LONG not in every:
                 return [from_bytes(text) for text in every]
         return gather_plain(value, lambda array: self._gathered(on_host(array)))
@@ -128,14 +128,14 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
         """Return weights with one all-reduce for the losses of a device."""
-        own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
+        weights_here = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
         by_device: dict[Any, list[tuple[int, str]]] = {}
-        for i, weights in enumerate(own):
+        for i, weights in enumerate(weights_here):
             for label, weight in weights.items():
                 by_device.setdefault(single_device(weight), []).append((i, label))
         result: list[dict[str, Any]] = [{} for _ in programs]
         for keys in by_device.values():
-            stacked = _stacked([own[i][label] for i, label in keys], n_rows)
+            stacked = _stacked([weights_here[i][label] for i, label in keys], n_rows)
             summed = self._try(
                 "add up the weights of losses",
                 lambda stacked=stacked: self._over(stacked).add(stacked),  # type: ignore[misc]
@@ -154,8 +154,8 @@ class JaxReplicaGroup(ReplicaGroup):
             rows = _rows([[shard[i] for i in positions] for shard in tensors], max(counts))
             gathered = self._try("gather the gradients", lambda rows=rows: self._over(rows).gather(rows))  # type: ignore[misc]
             pieces = _pieces(gathered, tuple(counts), tuple(tensors[0][i].shape for i in positions))
-            for shard, own in zip(every, pieces, strict=True):
-                for i, piece in zip(positions, own, strict=True):
+            for shard, parts in zip(every, pieces, strict=True):
+                for i, piece in zip(positions, parts, strict=True):
                     shard[i] = piece
         return every
 
@@ -274,10 +274,10 @@ class _Messages:
             has_ended = any(name == f"{_ENDED}/{key.split('/')[2]}" for name, _ in client.key_value_dir_get(_ENDED))
 
     def _left(self, missing: str, seconds: float) -> FrameworkError:
-        own = f"replica {self._rank} of {self._size}"
+        this_replica = f"replica {self._rank} of {self._size}"
         if self.meeting:
             return FrameworkError(
-                f"{own} tried to {self.meeting}, but {missing} did not within {seconds:g} seconds",
+                f"{this_replica} tried to {self.meeting}, but {missing} did not within {seconds:g} seconds",
                 hint=f"{self.meeting} in all processes, not only inside `if loop.is_main_process:`",
             )
         return self._lost(f"{missing} ended, or did not answer within {seconds:g} seconds")
@@ -469,8 +469,8 @@ def join_cluster(rank: int, size: int) -> Departure:
     if asked is not None and jax.__version_info__ >= _LIMITS_COLLECTIVES:  # read when JAX starts
         limit = f"--xla_cpu_collective_timeout_seconds={max(1, math.ceil(asked))}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {limit}"
-    known = inspect.signature(jax.distributed.initialize).parameters
-    accepted: dict[str, Any] = {name: value for name, value in more.items() if name in known}
+    parameters = inspect.signature(jax.distributed.initialize).parameters
+    accepted: dict[str, Any] = {name: value for name, value in more.items() if name in parameters}
     try:
         _check_coordinator(rank, seconds)
         jax.distributed.initialize(_coordinator(), size, rank, initialization_timeout=max(1, int(seconds)), **accepted)
@@ -493,18 +493,18 @@ def own_gpu(rank: int, size: int) -> dict[str, Any]:
         FrameworkError: the machine has fewer GPUs than processes.
     """
     place = launched()
-    own = None if place is None else place.local_rank
+    local_rank = None if place is None else place.local_rank
     count = runtime_config.expected_count("gpu")
     masked = count == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))  # by the launcher, for each process
-    if own is None or count == 0 or masked:
+    if local_rank is None or count == 0 or masked:
         return {}
-    if own >= count:
+    if local_rank >= count:
         raise FrameworkError(
-            f"replica {rank} of {size} is number {own} on its machine, counted from 0, but JAX "
+            f"replica {rank} of {size} is number {local_rank} on its machine, counted from 0, but JAX "
             f"has {count} GPU{'s' if count > 1 else ''} there",
             hint="start as many processes as there are GPUs, or set JAX_PLATFORMS=cpu",
         )
-    return {"local_device_ids": [own]}
+    return {"local_device_ids": [local_rank]}
 
 
 def _coordinator() -> str:

@@ -71,10 +71,12 @@ def operators_of(segment: Segment) -> dict[OpOverload, list[str]]:
         warnings.simplefilter("ignore")
         memo: dict[int, Any] = {}  # of the tensors of models and losses: what stands for them on the meta device
         for module in (*(op.model for op in segment.operations), *(term.loss.own for term in segment.losses)):
-            for parameter in module.parameters() if isinstance(module, nn.Module) else ():
+            if not isinstance(module, nn.Module):
+                continue
+            for parameter in module.parameters():
                 empty = torch.empty_like(parameter, device=META)
                 memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-            for buffer in module.buffers() if isinstance(module, nn.Module) else ():
+            for buffer in module.buffers():
                 memo[id(buffer)] = torch.empty_like(buffer, device=META)
         _run_step(copy.deepcopy(replace(segment, states={}), memo), recorder)
     return recorder.places

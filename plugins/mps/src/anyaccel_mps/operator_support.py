@@ -44,8 +44,10 @@ class OperatorSupport:
             return _CPU_FALLBACK in self.registered(name)
         if any(self.has(name, key) for key in _COMPOSITE):
             return False
+        if not self.has(name, _DELEGATING):
+            return True
         packet = operator.overloadpacket
-        for overload in [getattr(packet, word) for word in packet.overloads()] if self.has(name, _DELEGATING) else ():
+        for overload in [getattr(packet, word) for word in packet.overloads()]:
             has_out = any(argument.is_out for argument in overload._schema.arguments)  # noqa: SLF001
             if has_out and any(self.has(name_of(overload), key) for key in (self.key, _COMPOSITE[0])):
                 return False

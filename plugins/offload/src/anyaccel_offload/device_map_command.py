@@ -98,9 +98,11 @@ def run_device_map(
     specs = tuple(map(_spec, inputs))
     model = _model(reference)
     framework = registry().owners(model)[0]
-    kinds = [each.device.kind for each in inventory.devices]
-    serving = [each for each in registry().backends if each.framework == framework and set(each.kinds) & set(kinds)]
-    serving.sort(key=lambda each: min(kinds.index(kind) for kind in each.kinds if kind in kinds))
+    kinds = [listed.device.kind for listed in inventory.devices]
+    serving = [
+        backend for backend in registry().backends if backend.framework == framework and set(backend.kinds) & set(kinds)
+    ]
+    serving.sort(key=lambda backend: min(kinds.index(kind) for kind in backend.kinds if kind in kinds))
     if not serving or serving[0].capability(OffloadModels) is None:
         raise CapabilityError(
             f"{framework} cannot split models on {inventory}",

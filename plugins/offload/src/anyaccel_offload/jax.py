@@ -159,15 +159,15 @@ class OffloadedChain:
         Raises:
             ConfigError: The new parameters do not match the old ones, which are kept.
         """
-        made = [each if isinstance(each, tuple) else (each,) for each in self.map(function, *trees)]
-        for i, (each, before) in enumerate(zip(made, self.parameters, strict=True)):
-            if _likeness(each[:1]) != _likeness((before,)):
+        made = [result if isinstance(result, tuple) else (result,) for result in self.map(function, *trees)]
+        for i, (made_block, before) in enumerate(zip(made, self.parameters, strict=True)):
+            if _likeness(made_block[:1]) != _likeness((before,)):
                 raise ConfigError(
                     f"{WHERE}update returns parameters of another tree, shape or dtype for block {i}",
                     hint="return the new parameters from the function, or (PARAMETERS, ...) with additional results",
                 )
-        self.parameters = [each[0] for each in made]
-        return [list(rest) for rest in zip(*(each[1:] for each in made), strict=True)]
+        self.parameters = [result[0] for result in made]
+        return [list(rest) for rest in zip(*(result[1:] for result in made), strict=True)]
 
     def _forward(self, x: Any, *, keep: bool) -> tuple[Any, list[Any]]:
         x, inputs = jax.device_put(x, self._there), []

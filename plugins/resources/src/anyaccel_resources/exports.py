@@ -519,8 +519,8 @@ def resource_claim(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, 
             raise refused(entries[0], "a ResourceClaim", "its list is in order of preference", hint="write a list")
         if len(entries) > 8:
             raise refused(entries[8], "a ResourceClaim", "its list has at most 8 alternatives", hint="request fewer")
-        each = [{"name": f"wish-{place}", **_devices(entry)} for place, entry in enumerate(entries)]
-        request = {"name": "accelerators", "firstAvailable": each}
+        alternatives = [{"name": f"wish-{place}", **_devices(entry)} for place, entry in enumerate(entries)]
+        request = {"name": "accelerators", "firstAvailable": alternatives}
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",

@@ -143,7 +143,9 @@ def machine_of(frameworks: Sequence[str], *, of_all: bool = True, known: Registr
         known.kinds(framework)
     listed = {name: [device for _, device in known.devices(name)] for name in frameworks}
     every = list(dict.fromkeys(device for devices in listed.values() for device in devices))
-    devices = [device for device in every if not of_all or all(device in own for own in listed.values())]
+    devices = [
+        device for device in every if not of_all or all(device in of_framework for of_framework in listed.values())
+    ]
     memory_gb, cores = system_host()
     described = tuple(_described(device, listed) for device in devices)
     return Inventory(devices=described, host_memory_gb=memory_gb, cores=cores, source="this machine")
@@ -152,9 +154,9 @@ def machine_of(frameworks: Sequence[str], *, of_all: bool = True, known: Registr
 def _described(device: Device, listed: dict[str, list[Device]]) -> InventoryDevice:
     if device.kind in ("cpu", "sim"):
         return InventoryDevice(device=device)
-    known = registry()
+    installed = registry()
     framework = next(name for name, devices in listed.items() if device in devices)
-    info = known.ask(known.find(framework, device.kind), "device_info", device)
+    info = installed.ask(installed.find(framework, device.kind), "device_info", device)
     return InventoryDevice(
         device=device,
         name=info.name,

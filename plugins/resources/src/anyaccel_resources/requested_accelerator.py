@@ -152,5 +152,5 @@ class RequestedAccelerator(Accelerator):
 
 
 def _owners(obj: Any) -> list[str]:
-    known = registry()
-    return sorted({known.owner(leaf) for leaf in leaves(obj, known.owners) if not isinstance(leaf, SCALARS)})
+    installed = registry()
+    return sorted({installed.owner(leaf) for leaf in leaves(obj, installed.owners) if not isinstance(leaf, SCALARS)})

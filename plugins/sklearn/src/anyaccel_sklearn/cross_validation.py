@@ -181,8 +181,9 @@ def cross_validate(
     for name in (*names, *((groups,) if isinstance(groups, str) else ())):
         if name not in rows.names:
             raise no_column(LABEL, name, rows.names)
-    for name in names if is_table(rows.data) else ():
-        check_target(name, tag_table(rows.data, [name]).column(name))
+    if is_table(rows.data):
+        for name in names:
+            check_target(name, tag_table(rows.data, [name]).column(name))
     is_classes = len(names) == 1 and _is_of_classes(loss, rows.data, target)
     y: Any = rows.values(names[0]) if len(names) == 1 else None
     group_of_row = rows.values(groups) if isinstance(groups, str) else groups

@@ -60,12 +60,12 @@ class _ConditionSampler(Sampler):
             ConfigError: It is not such a configuration.
             SamplerError: A setting is invalid.
         """
-        known, needed = field_names(cls), {"batch_size", *cls.conditions} - {*cls.optional}
+        fields, needed = field_names(cls), {"batch_size", *cls.conditions} - {*cls.optional}
         settings = dict(config) if isinstance(config, Mapping) else {}
-        if settings.pop("type", None) != cls.kind or set(settings) - set(known) or not needed <= set(settings):
+        if settings.pop("type", None) != cls.kind or set(settings) - set(fields) or not needed <= set(settings):
             raise ConfigError(
                 f"{shown(config)} is not the configuration of a {cls.kind} sampler",
-                available=f"keys: type, {', '.join(known)}",
+                available=f"keys: type, {', '.join(fields)}",
                 hint="pass the dict from get_config()",
             )
         for name in set(cls.conditions) & set(settings):
@@ -157,7 +157,7 @@ class PairSampler(_ConditionSampler):
 
         def orders(epoch: int) -> tuple[np.ndarray, ...]:
             keys = [rng.key(self.seed, "pairs", i, integer("epoch", epoch)) for i in range(len(kinds))]
-            partners = [index.draw(key, own) for (index, _), key, own in zip(kinds, keys, anchors, strict=True)]
+            partners = [index.draw(key, anchor) for (index, _), key, anchor in zip(kinds, keys, anchors, strict=True)]
             return first, np.concatenate(partners)[in_place]
 
         return EpochOrders(len(first), orders)
@@ -332,12 +332,12 @@ class _RangeIndex(PairIndex):
         self.counts[self._rows] = near - 1 if self._inside else self._stop - self._first - near
 
     def at(self, anchors: np.ndarray, places: np.ndarray) -> np.ndarray:
-        own = self._place[anchors]
+        place = self._place[anchors]
         if self._inside:  # the range without the anchor
-            position = self._low[own] + places
-            return np.asarray(self._rows[position + (position >= own)])
-        position = self._first[own] + places
-        low, high = self._low[own], self._high[own]
+            position = self._low[place] + places
+            return np.asarray(self._rows[position + (position >= place)])
+        position = self._first[place] + places
+        low, high = self._low[place], self._high[place]
         return np.asarray(self._rows[position + np.where(position >= low, high - low, 0)])
 
 
@@ -373,8 +373,9 @@ class _ValueIndex(PairIndex):
     ) -> None:
         distinct, first, sizes = np.unique(kinds, return_index=True, return_counts=True)
         fits = np.ones((len(distinct), len(distinct)), dtype=bool)
-        for condition, column in pairs if len(distinct) else ():
-            fits &= condition.mask(column.at(first), np.arange(len(distinct)))
+        if len(distinct):
+            for condition, column in pairs:
+                fits &= condition.mask(column.at(first), np.arange(len(distinct)))
         self._rows = eligible[np.argsort(kinds, kind="stable")]
         self._begins, self._sizes = np.cumsum(sizes) - sizes, sizes
         self._ends = np.cumsum(fits * sizes, axis=1)  # of each kind's rows, among the candidates of a kind
@@ -387,8 +388,8 @@ class _ValueIndex(PairIndex):
 
     def at(self, anchors: np.ndarray, places: np.ndarray) -> np.ndarray:
         kinds = self._kind[anchors]
-        own = self._place[anchors] - self._begins[kinds] + self._ends[kinds, kinds] - self._sizes[kinds]
-        wanted = places + (self._fits_itself[kinds] & (places >= own))
+        place_itself = self._place[anchors] - self._begins[kinds] + self._ends[kinds, kinds] - self._sizes[kinds]
+        wanted = places + (self._fits_itself[kinds] & (places >= place_itself))
         chosen = np.empty(len(anchors), dtype=np.int64)
         for kind in np.unique(kinds):
             of_kind = kinds == kind
@@ -422,9 +423,9 @@ class _MaskIndex(PairIndex):
         """Yield chunks of the anchors, and bool [k, candidates] of their partners."""
         size = max(1, _CELLS // max(1, len(self._eligible)))
         for start in range(0, len(anchors), size):
-            own = self._place[anchors[start : start + size]]
-            mask = np.ones((len(own), len(self._eligible)), dtype=bool)
+            positions = self._place[anchors[start : start + size]]
+            mask = np.ones((len(positions), len(self._eligible)), dtype=bool)
             for condition, column in self._pairs:
-                mask &= condition.mask(column, own)
-            mask[np.arange(len(own)), own] = False
+                mask &= condition.mask(column, positions)
+            mask[np.arange(len(positions)), positions] = False
             yield slice(start, start + size), mask

@@ -211,16 +211,16 @@ def _classes(label: str, model: Estimator, targets: _HostColumn | None) -> Any:
         return None
     values = flat(targets.array)
     classes = [np.unique(column) for column in values.T] if values.ndim > 1 else [np.unique(values)]
-    known = getattr(model.estimator, "classes_", None)
-    if known is None:
+    fitted_classes = getattr(model.estimator, "classes_", None)
+    if fitted_classes is None:
         return classes if values.ndim > 1 else classes[0]
     if values.ndim > 1:
         return None
-    unknown = [value for value in classes[0].tolist() if value not in list(known)]
+    unknown = [value for value in classes[0].tolist() if value not in list(fitted_classes)]
     if unknown:
         raise EstimatorError(
             f"node {label!r}: {model.name} does not know the class {unknown[0]!r}, which is in the targets",
-            available=", ".join(map(str, known)),
+            available=", ".join(map(str, fitted_classes)),
             hint="fit it again from the start, with a new estimator or in a FitPhase over all classes",
         )
     return None

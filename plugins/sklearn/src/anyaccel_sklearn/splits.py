@@ -52,14 +52,14 @@ def group_keys(rows: Rows, by: Names, argument: str) -> GroupKeys:
         raise SplitError(f"{argument} of {rows.label!r} names no column", hint=f"name one, or leave {argument} out")
     encoded = [_encoded(rows, name, argument) for name in names]
     codes = np.zeros(len(rows), np.int64)
-    for own, values in encoded:
+    for column_codes, values in encoded:
         # Renumbered after each column, so that the product stays small.
-        codes = np.unique(codes * len(values) + own, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        codes = np.unique(codes * len(values) + column_codes, return_inverse=True)[1].reshape(-1).astype(np.int64)
     # Numbered by first row, so that neither the order of the names nor that of the values matters.
     first = np.unique(codes, return_index=True)[1]
     turn = np.argsort(first)
     codes, first = np.argsort(turn)[codes], first[turn]
-    columns = [(name, values, own[first]) for name, (own, values) in zip(names, encoded, strict=True)]
+    columns = [(name, values, column_codes[first]) for name, (column_codes, values) in zip(names, encoded, strict=True)]
     return GroupKeys(codes, tuple(columns))
 
 
@@ -200,7 +200,7 @@ class SplitConstraints:
             return
         names, codes_by_split = list(positions), [groups.codes[rows] for rows in positions.values()]
         codes = np.concatenate(codes_by_split)
-        splits = np.repeat(np.arange(len(names)), [len(own) for own in codes_by_split])
+        splits = np.repeat(np.arange(len(names)), [len(split_codes) for split_codes in codes_by_split])
         pairs, counts = np.unique(codes * len(names) + splits, return_counts=True)
         group_of_pair = pairs // len(names)
         crossing = group_of_pair[1:][group_of_pair[1:] == group_of_pair[:-1]]

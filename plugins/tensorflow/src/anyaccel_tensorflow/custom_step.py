@@ -75,8 +75,8 @@ class CustomStep:
             return NodeVariables(
                 parameters=parameters,
                 slots={
-                    name: {slot: tf.Variable(value, trainable=False) for slot, value in own.items()}
-                    for name, own in slots.items()
+                    name: {slot: tf.Variable(value, trainable=False) for slot, value in parameter_slots.items()}
+                    for name, parameter_slots in slots.items()
                 },
                 step=tf.Variable(0, dtype=tf.int64, trainable=False),
                 first=tf.Variable(0, dtype=tf.int64, trainable=False),
@@ -97,8 +97,8 @@ class CustomStep:
             self._ops.write(model, self._state.parameters[label], buffers[label])
         for owner, held in self._nodes.items():
             slots = self._state.slots(self._groups[owner], owner, self._state.parameters[owner])
-            for name, own in slots.items():
-                for slot, value in own.items():
+            for name, parameter_slots in slots.items():
+                for slot, value in parameter_slots.items():
                     write(held.slots[name][slot], value)
             _assign(held.step, np.int64(self._state.states[owner].step))
         self._tables.invalidate()
@@ -123,7 +123,10 @@ class CustomStep:
         trained = {owner: self._variables[owner] for owner in self._groups}
         parameters = {owner: {name: read(v) for name, v in held.parameters.items()} for owner, held in trained.items()}
         slots = {
-            owner: {name: {slot: read(v) for slot, v in own.items()} for name, own in held.slots.items()}
+            owner: {
+                name: {slot: read(v) for slot, v in parameter_slots.items()}
+                for name, parameter_slots in held.slots.items()
+            }
             for owner, held in self._nodes.items()
         }
         self._state.store(parameters, slots, 0)
@@ -245,15 +248,18 @@ class StepOptimizer:
                 for label, table in held.tables.items()
             }
             parameters = {label: read(held.parameters[label]) for label in held.parameters}
-            slots = {label: {slot: read(v) for slot, v in own.items()} for label, own in held.slots.items()}
+            slots = {
+                label: {slot: read(v) for slot, v in parameter_slots.items()}
+                for label, parameter_slots in held.slots.items()
+            }
             coefficients = self._optimizer.with_value(self._group, {node: scalars}, None)
             after, kept = self._optimizer.update(
                 self._group, {node: parameters}, {node: slots}, {node: arrays}, coefficients, factor
             )
             for label, value in after[node].items():
                 write(held.parameters[label], value)
-            for label, own in kept[node].items():
-                for slot, value in own.items():
+            for label, new_slots in kept[node].items():
+                for slot, value in new_slots.items():
                     write(held.slots[label][slot], value)
             held.step.assign_add(1)
 

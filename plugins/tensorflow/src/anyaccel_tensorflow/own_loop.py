@@ -222,8 +222,10 @@ class TensorFlowLoop(Loop):
 
     def _check_alike(self, model: Any) -> None:
         variables = model_variables(model)
-        own = {name: _digest([read(v).numpy()]) for name, v in {**variables.parameters, **variables.buffers}.items()}
-        every = self._processes.gather_plain(own, "in loop.prepare()")
+        digests = {
+            name: _digest([read(v).numpy()]) for name, v in {**variables.parameters, **variables.buffers}.items()
+        }
+        every = self._processes.gather_plain(digests, "in loop.prepare()")
         for rank, other in enumerate(every):
             name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
             if name is not None:
@@ -530,9 +532,9 @@ class TensorFlowLoop(Loop):
             return group.sum_of_all(message, call, device)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _apply(self, own: _PreparedOptimizer, grads: Any, trainable_variables: Any = None) -> None:
+    def _apply(self, prepared: _PreparedOptimizer, grads: Any, trainable_variables: Any = None) -> None:
         """Replace `optimizer.apply`, and with it `apply_gradients`: do nothing until an update is complete."""
-        traced, optimizer = self._current(), own.optimizer
+        traced, optimizer = self._current(), prepared.optimizer
         grads = list(grads)
         if trainable_variables is None:
             raise ConfigError(
@@ -548,23 +550,23 @@ class TensorFlowLoop(Loop):
                 cause="in several processes, each would train only on its own rows",
                 hint="write gradients = loop.gradient(tape, loss, model.trainable_variables), once for each update",
             )
-        if own.is_scaling and not own.has_scaled:
+        if prepared.is_scaling and not prepared.has_scaled:
             raise ConfigError(
                 "the LossScaleOptimizer would divide gradients by a loss scale, but the loss was not multiplied by it",
                 hint="write loop.gradient(tape, optimizer.scale_loss(loss), model.trainable_variables)",
             )
-        own.has_scaled = False
+        prepared.has_scaled = False
         is_closing = self._window.is_closing if traced is None else traced.is_closing
         if is_closing:
-            own.build(variables)
-            own.apply(grads, variables)
+            prepared.build(variables)
+            prepared.apply(grads, variables)
         if traced is not None:
             traced.given |= keys
-            traced.applied.append(own)
+            traced.applied.append(prepared)
             return
         self._pending -= keys
         if is_closing:
-            self._count(own)
+            self._count(prepared)
 
     # -- calls of steps --------------------------------------------------------------------------------------------
 
@@ -634,11 +636,11 @@ class TensorFlowLoop(Loop):
             self._row_tensors[key] = tf.constant(rows, tf.float32)
         return self._row_tensors[key]
 
-    def _count(self, own: _PreparedOptimizer) -> None:
+    def _count(self, prepared: _PreparedOptimizer) -> None:
         """Count an optimizer's update of variables."""
-        if own.is_scaling and own.was_skipped():
+        if prepared.is_scaling and prepared.was_skipped():
             return
-        if own is self._optimizers[0]:
+        if prepared is self._optimizers[0]:
             self.step += 1
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -972,15 +974,15 @@ class _PreparedOptimizer:
         """
         if not saved["names"] or not self.optimizer.built:
             return
-        own = list(self.optimizer.variables)
+        variables = list(self.optimizer.variables)
         kind = type(self.optimizer).__name__
-        if len(own) != len(saved["values"]):
+        if len(variables) != len(saved["values"]):
             raise StateError(
                 f"the checkpoint belongs to another optimizer: {len(saved['values'])} variables, but this "
-                f"{kind} has {len(own)}",
+                f"{kind} has {len(variables)}",
                 hint="create the same optimizer as in the run that wrote the checkpoint",
             )
-        for name, value, variable in zip(saved["names"], saved["values"], own, strict=True):
+        for name, value, variable in zip(saved["names"], saved["values"], variables, strict=True):
             if tuple(value.shape) != tuple(variable.shape):
                 raise StateError(
                     f"the checkpoint belongs to another optimizer: {name!r} has shape {list(value.shape)} "
@@ -1052,8 +1054,8 @@ class DatasetLoader(LoopLoader):
     def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
         return batches  # `_batches` has checked the first
 
-    def _check_alike(self, own: str | None, what: str = "the first batch") -> None:
-        if len(set(self.processes.gather_plain(own, "at the first batch of a data set"))) > 1:
+    def _check_alike(self, checksum: str | None, what: str = "the first batch") -> None:
+        if len(set(self.processes.gather_plain(checksum, "at the first batch of a data set"))) > 1:
             raise DataError(
                 "the data set returns other rows in each process",
                 cause="it was shuffled without a seed before the Loop was created, or split by shard()",

@@ -92,9 +92,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
         """Return weights with one all-reduce for the losses of a device."""
-        own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
-        keys = [(i, label) for i, weights in enumerate(own) for label in weights]
-        weights = [own[i][label] for i, label in keys]
+        weights_here = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
+        keys = [(i, label) for i, weights in enumerate(weights_here) for label in weights]
+        weights = [weights_here[i][label] for i, label in keys]
         result: list[dict[str, Any]] = [{} for _ in programs]
         for device, positions in _positions(weights):
             with tf.device(device):
@@ -117,8 +117,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             rows = run_alone(_rows, [[shard[i] for i in positions] for shard in tensors], n_rows=max(counts))
             gathered = self.attempt("gather the gradients", partial(self._gather, rows, device))
             pieces = run_alone(_pieces, gathered, [tensors[0][i] for i in positions], counts=tuple(counts))
-            for shard, own in zip(every, pieces, strict=True):
-                for i, piece in zip(positions, own, strict=True):
+            for shard, parts in zip(every, pieces, strict=True):
+                for i, piece in zip(positions, parts, strict=True):
                     shard[i] = piece
         return every
 
@@ -386,33 +386,33 @@ def addresses_of_all(rank: int, size: int, host: str, port: int, seconds: float)
         OSError: the port is taken, or some do not arrive in time.
     """
     deadline = time.monotonic() + seconds
-    if rank == 0:
-        found, connections = {0: f"{host}:{_free_port()}"}, list[socket.socket]()
-        with socket.create_server(("", port), backlog=size) as server:
-            try:
-                while len(found) < size:
-                    server.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
-                    connection, _ = server.accept()
-                    connections.append(connection)
-                    connection.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
-                    other, address = _line(connection)
-                    if other in found or not 0 < other < size:
-                        raise OSError(f"two processes claim to be replica {other} of {size}")
-                    found[other] = address
-                every = [found[other] for other in range(size)]
-                for connection in connections:
-                    connection.sendall(json.dumps(every).encode() + b"\n")
-            except TimeoutError:
-                missing = ", ".join(str(other) for other in range(size) if other not in found)
-                raise OSError(f"replica {missing} of {size} did not arrive") from None
-            finally:
-                for connection in connections:
-                    connection.close()
-        return every
-    with _connected(host, port, deadline) as connection:
-        own = f"{_bracketed(connection.getsockname()[0])}:{_free_port()}"
-        connection.sendall(json.dumps([rank, own]).encode() + b"\n")
-        return [str(address) for address in _line(connection)]
+    if rank > 0:
+        with _connected(host, port, deadline) as connection:
+            address_here = f"{_bracketed(connection.getsockname()[0])}:{_free_port()}"
+            connection.sendall(json.dumps([rank, address_here]).encode() + b"\n")
+            return [str(address) for address in _line(connection)]
+    found, connections = {0: f"{host}:{_free_port()}"}, list[socket.socket]()
+    with socket.create_server(("", port), backlog=size) as server:
+        try:
+            while len(found) < size:
+                server.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
+                connection, _ = server.accept()
+                connections.append(connection)
+                connection.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
+                other, address = _line(connection)
+                if other in found or not 0 < other < size:
+                    raise OSError(f"two processes claim to be replica {other} of {size}")
+                found[other] = address
+            every = [found[other] for other in range(size)]
+            for connection in connections:
+                connection.sendall(json.dumps(every).encode() + b"\n")
+        except TimeoutError:
+            missing = ", ".join(str(other) for other in range(size) if other not in found)
+            raise OSError(f"replica {missing} of {size} did not arrive") from None
+        finally:
+            for connection in connections:
+                connection.close()
+    return every
 
 
 def _connected(host: str, port: int, deadline: float) -> socket.socket:

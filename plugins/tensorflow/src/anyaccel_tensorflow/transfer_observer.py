@@ -104,8 +104,8 @@ def _plan(operation: str) -> tuple[int | None, str]:
     """Return the number of inputs of an operation, None for a compiled function, and its kind if it does not
     compute.
     """
-    known = op_def_registry.get(operation)
-    return len(known.input_arg) if known is not None else None, _ROLES.get(operation, "")
+    definition = op_def_registry.get(operation)
+    return len(definition.input_arg) if definition is not None else None, _ROLES.get(operation, "")
 
 
 class _Observer:
@@ -385,12 +385,12 @@ def inside_function(name: str) -> InsideFunction:
     )
 
 
-def _nodes(name: str, known: set[str]) -> Iterator[Any]:
-    if name in known or not context.context().has_function(name):
+def _nodes(name: str, seen: set[str]) -> Iterator[Any]:
+    if name in seen or not context.context().has_function(name):
         return
-    known.add(name)
+    seen.add(name)
     for node in context.context().get_function_def(name).node_def:
         yield node
         for value in node.attr.values():
             for called in (value.func, *value.list.func):
-                yield from _nodes(called.name, known)
+                yield from _nodes(called.name, seen)

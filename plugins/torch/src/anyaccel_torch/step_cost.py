@@ -213,9 +213,11 @@ class TorchMemoryFigures(MemoryFigures):
         Raises:
             CapabilityError: A module cannot be copied without values, or keeps memory that only its kernels know.
         """
-        for operation in segment.operations if segment.groups else ():
-            is_away = operation.device.kind != "cpu" and isinstance(operation.model, nn.Module)
-            for part in operation.model.modules() if is_away else ():  # type: ignore[union-attr]
+        for operation in segment.operations:
+            model = operation.model
+            if not segment.groups or operation.device.kind == "cpu" or not isinstance(model, nn.Module):
+                continue
+            for part in model.modules():
                 if isinstance(part, (nn.RNNBase, nn.RNNCellBase)):  # for whose steps libraries of GPUs have kernels
                     raise CapabilityError(
                         f"the kernels of {type(part).__name__} keep values of each time step on {operation.device}, "

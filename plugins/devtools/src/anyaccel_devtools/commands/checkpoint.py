@@ -446,7 +446,9 @@ def convert(folder: str, file: str, node: str | None, as_json: bool) -> None:
     saved = find_saved(folder)
     weights: dict[str, dict[str, np.ndarray]] = {}
     for saved_file in saved.files:
-        for array_name, array in shards.read(saved.storage, saved_file).items() if saved_file.group == GROUP else ():
+        if saved_file.group != GROUP:
+            continue
+        for array_name, array in shards.read(saved.storage, saved_file).items():
             node_label, _, key = array_name.partition("/")
             if key.startswith(VALUES):
                 weights.setdefault(node_label, {})[key] = array

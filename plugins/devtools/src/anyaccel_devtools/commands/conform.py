@@ -175,7 +175,8 @@ def find_plugin(name: str, left_out: Sequence[Plugin] = ()) -> Plugin:
         content = f", only hooks ({', '.join(hooks)})" if hooks else " and no hooks"
         raise CapabilityError(
             f"plugin {plugin} has no backend to test{content}",
-            available=f"plugins with a backend: {', '.join(each.name for each in registry().plugins if each.backends)}",
+            available="plugins with a backend: "
+            + ", ".join(plugin.name for plugin in registry().plugins if plugin.backends),
             hint="name one of these; test a plugin of hooks with its own tests",
         )
     return plugin

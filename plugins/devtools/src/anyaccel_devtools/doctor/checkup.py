@@ -24,8 +24,8 @@ VARIABLES = ("ANYACCEL_DEVICE", "ANYACCEL_PLUGINS", "ANYACCEL_REPLICA_TIMEOUT", 
 
 def check_machine(machine: Machine, plugins: Sequence[Plugin]) -> list[Check]:
     """Return all checks that need no framework, for these facts and these loaded plugins."""
-    own = [check for plugin in plugins for check in plugin_checks(machine, plugin)]
-    return [*system_checks(machine), *_variables(machine, plugins), *own]
+    of_plugins = [check for plugin in plugins for check in plugin_checks(machine, plugin)]
+    return [*system_checks(machine), *_variables(machine, plugins), *of_plugins]
 
 
 def _variables(machine: Machine, plugins: Sequence[Plugin]) -> Iterator[Check]:
@@ -79,8 +79,8 @@ def _asked(checks: HealthChecks, machine: Machine, plugin: Plugin, backend: Back
         return list(checks.health_checks(machine))
     except Exception as error:
         problem = f"its checks of the machine fail: {type(error).__name__}: {error}"
-        package, own = (type(it).__module__.partition(".")[0] for it in (checks, backend))
-        if package != own:  # another plugin has brought them
+        package, package_of_backend = (type(it).__module__.partition(".")[0] for it in (checks, backend))
+        if package != package_of_backend:  # another plugin has brought them
             return [Check(name=f"checks of {package}", status="FAIL", message=problem, fix=f"update {package}")]
         return [Check(name=f"plugin {plugin.name}", status="FAIL", message=problem, fix=f"update {plugin.source}")]
 

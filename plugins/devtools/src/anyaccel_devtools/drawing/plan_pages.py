@@ -134,13 +134,13 @@ def plan_report(plan: Plan, picture: str | None = None) -> str:
         raise ConfigError(f"picture={shown(picture, 60)} is not a picture of a graph", hint=hint)
     nodes = Markup(plan._repr_html_())
 
-    def cells(each: NodeActivations) -> Markup:
+    def cells(entry: NodeActivations) -> Markup:
         figures = [
             element("span", NOT_COVERED if value is None else size(value), data_bytes=value, title=_title(value))
-            for value in (each.without_remat, each.kept)
+            for value in (entry.without_remat, entry.kept)
         ]
-        saved = NOT_COVERED if each.saved is None else f"{'-' if each.saved < 0 else ''}{size(abs(each.saved))}"
-        return row([each.node, NOT_COVERED if each.rows is None else f"{each.rows:,}", *figures, saved])
+        saved = NOT_COVERED if entry.saved is None else f"{'-' if entry.saved < 0 else ''}{size(abs(entry.saved))}"
+        return row([entry.node, NOT_COVERED if entry.rows is None else f"{entry.rows:,}", *figures, saved])
 
     parts = {
         "Memory": joined(_memory(plan.memory)),

@@ -57,8 +57,8 @@ class FactTests(Subject):
 
     def test_making_it_imports_no_framework(self, backend: Backend) -> None:
         """Constructing a backend imports none of its `import_roots`: listing backends must stay cheap."""
-        own = type(backend).__module__.partition(".")[0]  # a plugin may own models of its own package
-        assert not modules_imported_by_constructing(type(backend)) & (set(backend.import_roots) - {own})
+        package = type(backend).__module__.partition(".")[0]  # a plugin may own models of its own package
+        assert not modules_imported_by_constructing(type(backend)) & (set(backend.import_roots) - {package})
 
     def test_facts_are_well_formed(self, backend: Backend) -> None:
         """`framework` is a lower-case identifier, `kinds` are canonical, `import_roots` are top-level modules."""

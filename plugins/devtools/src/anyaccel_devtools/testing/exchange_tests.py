@@ -191,10 +191,10 @@ class ExchangeTests(OwnershipTests, TransferTests):
 
     def test_from_dlpack_takes_its_own_tensors(self, backend: Backend, exchange: Exchange, device: Device) -> None:
         """A tensor of this framework is moved to the device, or refused with MoveError."""
-        own = exchange.from_host(ROWS, device)
+        rows = exchange.from_host(ROWS, device)
         for target in backend.devices():
             try:
-                tensor = exchange.from_dlpack(own, target)
+                tensor = exchange.from_dlpack(rows, target)
             except MoveError:
                 pytest.skip("its own tensors are refused")
             assert backend.device_of(tensor) == target

@@ -112,7 +112,7 @@ class JsonReport:
         else:
             reason = report.longrepr[2] if isinstance(report.longrepr, Sequence) else str(report.longrepr)
             result = "skipped", reason.removeprefix("Skipped: ")
-        self._worst = max(self._worst, result, key=lambda each: _SEVERITY.index(each[0]))
+        self._worst = max(self._worst, result, key=lambda outcome: _SEVERITY.index(outcome[0]))
         if report.when == "teardown":
             outcome, message = self._worst
             capability = self._capabilities[report.nodeid]

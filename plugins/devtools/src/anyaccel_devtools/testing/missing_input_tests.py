@@ -125,15 +125,15 @@ class MissingInputTests(Subject):
         """Alternating steps train each model like its own program, with its own step count."""
         left, right = harness.prepare_model(model), harness.prepare_model(model, seed=8)
         expected = [
-            trained_alone(harness, harness.clone_model(model, each), b, n)
-            for each, b, n in ((left, LEFT, 2), (right, RIGHT, 1))
+            trained_alone(harness, harness.clone_model(model, node), b, n)
+            for node, b, n in ((left, LEFT, 2), (right, RIGHT, 1))
         ]
         program = harness.compute.build(two_models(harness, left, right))
         alternating = [inputs_of(harness, LEFT, None), inputs_of(harness, None, RIGHT)]
         train_steps(harness, program, *alternating, alternating[0])
         program.close()
-        for each, values in zip((left, right), expected, strict=True):
-            assert_close(harness.parameter_values(each), values, rtol=1e-5, atol=2e-6)
+        for prepared, values in zip((left, right), expected, strict=True):
+            assert_close(harness.parameter_values(prepared), values, rtol=1e-5, atol=2e-6)
 
     def test_cotangents_of_missing_inputs_are_none(self, harness: Harness, model: Make) -> None:
         """Cotangents of missing inputs and outputs are None; the others are as in a complete step."""
@@ -194,7 +194,7 @@ class MissingInputTests(Subject):
         gradient = harness.gradient_of(harness.clone_model(model, left), LEFT)
         assert_close(
             float(harness.to_numpy(squared)),
-            sum(float((each.astype("float64") ** 2).sum()) for each in gradient.values()),
+            sum(float((array.astype("float64") ** 2).sum()) for array in gradient.values()),
         )
         assert bool(harness.to_numpy(finite))
         program.zero_grad()

@@ -51,8 +51,8 @@ class ProfileTests(Subject):
             actual = harness.train(programs[1], BATCH, 2)
         for program in programs:
             program.close()
-        for own, other in zip(actual, expected, strict=True):
-            for one, another in zip(own, other, strict=True):
+        for result, other in zip(actual, expected, strict=True):
+            for one, another in zip(result, other, strict=True):
                 assert_close(one, another)
 
     def test_an_error_ends_a_profile(self, harness: Harness, tmp_path: Path) -> None:

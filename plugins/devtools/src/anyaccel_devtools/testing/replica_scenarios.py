@@ -148,12 +148,12 @@ def shards(replica: Replica) -> None:
     """Gather gradients of three shards and a number with each: the first replica has two of them."""
     harness, group, model = replica.harness, replica.group, replica.prepared()
     program = harness.build(model, optimizer=ADAM, compile="off")
-    own = []
+    shards_here = []
     for number in (0, 1) if group.rank == 0 else (2,):
         program.zero_grad()
         harness.forward_backward(program, harness.inputs(BATCH.rows(slice(3 * number, 3 * number + 3))))
-        own.append([*harness.backend.required(feature().DeviceReplicas).gradients(program), float(number)])
-    every = group.gather_tensors(program, own, [2, 1])
+        shards_here.append([*harness.backend.required(feature().DeviceReplicas).gradients(program), float(number)])
+    every = group.gather_tensors(program, shards_here, [2, 1])
     program.close()
     numbers = [float(np.asarray(harness.to_numpy(shard[-1]))) for shard in every]
     replica.tell("shards", numbers=numbers, gradients=[[harness.to_numpy(x) for x in shard[:-1]] for shard in every])

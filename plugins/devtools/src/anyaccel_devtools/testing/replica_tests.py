@@ -66,8 +66,8 @@ class ReplicaTests(Subject):
         program.close()
         every = replicated("averaged")
         for replica in every:
-            for own, expected in zip(replica["gradients"], gradients, strict=True):
-                assert_close(own, expected)
+            for averaged, expected in zip(replica["gradients"], gradients, strict=True):
+                assert_close(averaged, expected)
             assert_close(replica["values"], harness.parameter_values(model), rtol=1e-3, atol=1e-4)
         assert every[0]["values"] == every[1]["values"]
 
@@ -78,10 +78,10 @@ class ReplicaTests(Subject):
         program = harness.build(model, optimizer=ADAM, compile="off")
         for replica in every:
             assert replica["numbers"] == [0.0, 1.0, 2.0]
-            for number, own in enumerate(replica["gradients"]):
+            for number, of_shard in enumerate(replica["gradients"]):
                 program.zero_grad()
                 harness.forward_backward(program, harness.inputs(BATCH.rows(slice(3 * number, 3 * number + 3))))
-                for gathered, expected in zip(own, harness.gradients(program), strict=True):
+                for gathered, expected in zip(of_shard, harness.gradients(program), strict=True):
                     assert_close(gathered, expected)
         program.close()
 

@@ -166,9 +166,9 @@ class SegmentTests(Subject):
         """The weight of a function that returns a mean is the number of rows; it has the gradient of the named loss."""
         prepared = harness.prepare_model(model)
         segment = replace(harness.segment(prepared), compile="off")
-        own = replace(segment, losses=(replace(segment.losses[0], loss=Loss(custom_loss)),))
+        custom = replace(segment, losses=(replace(segment.losses[0], loss=Loss(custom_loss)),))
         losses, gradients = [], []
-        for variant in (segment, own):
+        for variant in (segment, custom):
             program = harness.compute.build(variant)
             loss = harness.forward_backward(program, harness.inputs(BATCH))[LOSS]
             losses.append([harness.mean_loss(loss), float(harness.to_numpy(loss[1]))])
@@ -278,9 +278,9 @@ class SegmentTests(Subject):
             assert_close(
                 float(harness.to_numpy(stats[group][0])), sum(float(np.square(g.astype("f8")).sum()) for g in part)
             )
-        for each, values, part, rate in zip((first, second), start, parts, (0.1, 0.005), strict=True):
+        for prepared, values, part, rate in zip((first, second), start, parts, (0.1, 0.005), strict=True):
             expected = {name: values[name] - rate * g for name, g in zip(values, part, strict=True)}
-            assert_close(harness.parameter_values(each), expected)
+            assert_close(harness.parameter_values(prepared), expected)
 
     def test_an_in_place_model_does_not_affect_others(
         self, harness: Harness, model: Make, mutating_model: Make

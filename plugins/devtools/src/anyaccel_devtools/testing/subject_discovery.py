@@ -18,11 +18,11 @@ def canonical_name(distribution: str) -> str:
 
 def published_subject(plugin: Plugin, backend: Backend) -> str:
     """Return the Subject that a plugin's own distribution publishes for a backend, as `module:Class`; `""` if none."""
-    own = canonical_name(plugin.distribution)
+    distribution = canonical_name(plugin.distribution)
     subjects = {
         entry.name: entry.value
         for entry in entry_points(GROUP)
-        if entry.dist and canonical_name(entry.dist.name) == own
+        if entry.dist and canonical_name(entry.dist.name) == distribution
     }
     return next((subjects[name] for name in _entry_names(plugin, backend) if name in subjects), "")
 

@@ -71,9 +71,9 @@ class OptimizerStepTests(Subject):
         """The caller clips, because the norm may cover several segments; `clip_norm` alone changes no step."""
         prepared = harness.prepare_model(model)
         other = harness.clone_model(model, prepared)
-        for each, clip in ((prepared, None), (other, 1e-3)):
+        for prepared_model, clip in ((prepared, None), (other, 1e-3)):
             compile = "off" if clip is None else "auto"
-            program = harness.build(each, optimizer=Optimizer("sgd", lr=0.1, clip_norm=clip), compile=compile)
+            program = harness.build(prepared_model, optimizer=Optimizer("sgd", lr=0.1, clip_norm=clip), compile=compile)
             harness.train(program, BATCH, 2)
             program.close()
         assert_close(harness.parameter_values(other), harness.parameter_values(prepared))

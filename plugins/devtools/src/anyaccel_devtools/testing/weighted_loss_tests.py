@@ -113,8 +113,8 @@ class WeightedLossTests(Subject):
             losses = harness.forward_backward(program, inputs_of(harness, case, values))
             results.append([np.array(harness.mean_loss(losses[LOSS])), *harness.gradients(program)])
             program.zero_grad()
-        for known, unknown in zip(*results, strict=True):
-            assert_close(unknown, known)
+        for finite, unknown in zip(*results, strict=True):
+            assert_close(unknown, finite)
 
     def test_a_loss_of_no_weight_is_zero(self, harness: Harness, model: Make) -> None:
         """If nothing in a batch counts, the gradients are 0, not NaN."""

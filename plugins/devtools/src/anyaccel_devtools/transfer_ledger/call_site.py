@@ -68,8 +68,8 @@ class CallSites:
         users: FrameType | None = None
         names, missing, roles = ["", "", ""], _NODE | _EDGE | _PHASE, self._roles
         while frame is not None and (users is None or missing & _PHASE):
-            known = roles.get(id(frame.f_code))
-            role = self._role(frame) if known is None else known
+            cached = roles.get(id(frame.f_code))
+            role = self._role(frame) if cached is None else cached
             if role & missing:  # to be read, the variables of a frame are copied
                 # What the variables of one frame say; inner frames come first, and stay. Returns what is still
                 # missing.
@@ -93,11 +93,11 @@ class CallSites:
             phases = [label for labels in extensions("running_phases") for label in labels()]
             phase = phases[0] if len(phases) == 1 else ""
         key = (where, node, edge, phase)
-        known = self._sites.get(key)
-        if known is None:
+        site = self._sites.get(key)
+        if site is None:
             line = f"thread {where}" if users is None else f"{users.f_code.co_filename}:{users.f_lineno}"
-            known = self._sites[key] = CallSite(line=line, node=node, edge=edge, phase=phase)
-        return known
+            site = self._sites[key] = CallSite(line=line, node=node, edge=edge, phase=phase)
+        return site
 
     def _role(self, frame: FrameType) -> int:
         """Whether a function is the user's, and what anyaccel's variables in it tell; 0 for neither."""

@@ -373,14 +373,14 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _cells(each: LedgerRow) -> list[str]:
-    figures = [f"{each.number:,}", size(each.nbytes) if each.kind != "wait" else "", f"{each.waits:,}"]
-    by = f"{each.framework} {each.operation}"
-    return [each.kind, each.source, each.target, *figures, by, each.phase, each.edge or each.node, each.line]
+def _cells(row: LedgerRow) -> list[str]:
+    figures = [f"{row.number:,}", size(row.nbytes) if row.kind != "wait" else "", f"{row.waits:,}"]
+    by = f"{row.framework} {row.operation}"
+    return [row.kind, row.source, row.target, *figures, by, row.phase, row.edge or row.node, row.line]
 
 
-def _html_row(each: LedgerRow) -> Markup:
-    what, source, target, *others = _cells(each)
+def _html_row(counted: LedgerRow) -> Markup:
+    what, source, target, *others = _cells(counted)
     return row([what, badge(source), badge(target), *others])
 
 
@@ -443,8 +443,8 @@ class Observation:
         """Return the operation that moved a tensor to its device; None if it was not observed, for example without a
         ledger.
         """
-        known = self._movers.get(id(tensor))
-        return known[1] if known is not None and known[0]() is tensor else None
+        mover = self._movers.get(id(tensor))
+        return mover[1] if mover is not None and mover[0]() is tensor else None
 
     def not_covered(self, frameworks: Iterable[str] | None = None, *, observed_too: bool = True) -> list[str]:
         """Return what cannot be seen of these frameworks, by default of all that are imported: a sentence each.

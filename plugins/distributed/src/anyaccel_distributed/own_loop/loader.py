@@ -335,13 +335,13 @@ class LoopLoader(DeviceLoader):
         self._check_alike(None if first is self.END else digest(first))
         return batches if first is self.END else itertools.chain([first], batches)
 
-    def _check_alike(self, own: str | None, what: str = "the first batch") -> None:
+    def _check_alike(self, checksum: str | None, what: str = "the first batch") -> None:
         """Check that all processes have the same digest.
 
         Raises:
             DataError: It differs.
         """
-        every = self.processes.gather_plain(own, "at the first batch of a loader")
+        every = self.processes.gather_plain(checksum, "at the first batch of a loader")
         rank = next((rank for rank, other in enumerate(every) if other != every[0]), None)
         if rank is not None:
             raise DataError(
@@ -418,8 +418,8 @@ class LoopLoader(DeviceLoader):
 
     def _check_together(self, number: int, share: Share | None) -> None:
         """Check that all processes have a batch with this number and size, or all are at the end of the stream."""
-        own = None if share is None else [share.total, share.is_last]
-        every = self.processes.gather_plain(own, "at a batch of a stream")
+        size = None if share is None else [share.total, share.is_last]
+        every = self.processes.gather_plain(size, "at a batch of a stream")
         if all(other == every[0] for other in every):
             return
         ends = {rank: number + (other is not None) for rank, other in enumerate(every) if other is None or other[1]}
@@ -514,8 +514,8 @@ def digest(batch: Any) -> str:
             result.update(f"{array.dtype} {array.shape}".encode())
             result.update(np.ascontiguousarray(array.reshape(-1)[:: max(1, array.size // _DIGESTED)]).tobytes())
         else:
-            known = leaf if isinstance(leaf, _PLAIN) else getattr(leaf, "shape", None)
-            result.update(f"{type(leaf).__name__} {known!r}".encode())
+            described = leaf if isinstance(leaf, _PLAIN) else getattr(leaf, "shape", None)
+            result.update(f"{type(leaf).__name__} {described!r}".encode())
     return result.hexdigest()
 
 

@@ -329,8 +329,8 @@ class Loop(AttributeHints):
             there = wanted.requested_devices([self.framework])
             wanted = wanted.at(requested_of_process(wanted, there, place))
         elif place is not None and (is_auto or ":" not in wanted.spec):
-            own = devices_of_process("Loop", wanted.device.kind, place, [self.framework], None)
-            wanted = wanted.at(own[0]) if own else wanted
+            devices = devices_of_process("Loop", wanted.device.kind, place, [self.framework], None)
+            wanted = wanted.at(devices[0]) if devices else wanted
         self.accelerator = wanted.on_one_device(self.framework)
         self.accelerator.check(self.framework)
         self.device: Any = self.accelerator.device
@@ -764,8 +764,8 @@ class Loop(AttributeHints):
             return map_leaves(value, lambda leaf: leaf / (float(count) or 1.0), registry().owners)
         on_host = self._on_host(value)
         of_loop = None if how != "mean" or hasattr(value, "anyaccel_share") else self._iterations.n_rows_of_loop
-        own = on_host, rows, None if count is None else float(count), of_loop
-        every = self._processes.gather(own, "in loop.reduce()")
+        exchanged = on_host, rows, None if count is None else float(count), of_loop
+        every = self._processes.gather(exchanged, "in loop.reduce()")
         result = _reduced([part[:3] for part in every], how)
         if count is None and None not in [part[3] for part in every]:
             self._warn_of_weights(result, _reduced([(part[0], float(part[3]), None) for part in every], how))

@@ -152,29 +152,23 @@ class LoopFolder(CheckpointFolder):
         Raises:
             StateError: No checkpoint can be read, or it belongs to another framework.
         """
-        result: tuple[str, LoopCheckpoint] | None = None
+        result: LoopCheckpoint | None = None
         name: str | None = None
         with _told_to_all(self._processes, "load"):
-            if self._processes.rank == 0:
-                if saved_folder.is_saved(self._storage):
-                    name, result = "", ("", _read(self._storage))
-                else:
-                    newest = self.newest_by(_read)
-                    if newest is not None:
-                        name, checkpoint, failures = newest
-                        result = name, checkpoint
-                        for failure in failures:
-                            warnings.warn(
-                                printable(f"a newer checkpoint is skipped, and the run resumes from {name}: {failure}"),
-                                RuntimeWarning,
-                                stacklevel=user_level(),
-                            )
+            if self._processes.rank == 0 and saved_folder.is_saved(self._storage):
+                name, result = "", _read(self._storage)
+            elif self._processes.rank == 0 and (newest := self.newest_by(_read)) is not None:
+                name, result, failures = newest
+                for failure in failures:
+                    warnings.warn(
+                        printable(f"a newer checkpoint is skipped, and the run resumes from {name}: {failure}"),
+                        RuntimeWarning,
+                        stacklevel=user_level(),
+                    )
         name = self._processes.gather_plain(name, "loading")[0]
         if name is None:
             return None
-        checkpoint = (
-            result[1] if result is not None else _read(self._storage.subfolder(name) if name else self._storage)
-        )
+        checkpoint = result if result is not None else _read(self._storage.subfolder(name) if name else self._storage)
         if checkpoint.framework != framework:
             raise StateError(
                 f"the checkpoint belongs to a {checkpoint.framework} loop, but this is a {framework} loop",

@@ -172,9 +172,9 @@ _MODES = (*_ON, *_OFF)
 
 def mode_keywords(call: Callable[..., Any], train: bool) -> dict[str, Any]:
     """Return the common keywords that tell a function whether it is in training mode."""
-    known = inspect.signature(call).parameters
+    accepted = inspect.signature(call).parameters
     on, off = dict.fromkeys(_ON, train), dict.fromkeys(_OFF, not train)
-    return {name: value for name, value in {**on, **off}.items() if name in known}
+    return {name: value for name, value in {**on, **off}.items() if name in accepted}
 
 
 def has_parameter(call: Callable[..., Any], name: str) -> bool:

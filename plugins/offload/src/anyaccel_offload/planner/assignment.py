@@ -272,7 +272,9 @@ class _Search:
         for start in range(n):
             if table.in_order:
                 self._pass_on(start, states[start])
-            going = [each for s in states[start] if math.isfinite(self.best[s, start]) for each in leaving[s]]
+            going = [
+                transition for s in states[start] if math.isfinite(self.best[s, start]) for transition in leaving[s]
+            ]
             if going:
                 self._extend_all(start, going)
             self.sent.leave(start)
@@ -305,7 +307,9 @@ class _Search:
 
     def _extend_all(self, start: int, going: list[tuple[int, Transition]]) -> None:
         """Give a device of each class that may come next the ranges from `start`."""
-        stops = {c: self.units.stop(c, start, self.window) for c in {each.device_class for _, each in going}}
+        stops = {
+            c: self.units.stop(c, start, self.window) for c in {transition.device_class for _, transition in going}
+        }
         far = max(stops.values())
         if far == start:
             return
@@ -422,14 +426,14 @@ def prefix_bounds(units: OrderedUnits, table: Table, window: float) -> tuple[lis
     Bytes that are sent, tied or transient are left out, so that no state outside of the bounds is part of a solution.
     """
     low = [len(units)] * table.states
-    for source, target, c in sorted(table.transitions, key=lambda each: -each.source):
+    for source, target, c in sorted(table.transitions, key=lambda transition: -transition.source):
         low[source] = min(
             low[source], units.start(c, low[target], window), low[target] if table.in_order else low[source]
         )
     if low[0] > 0:
         return None
     high = [0] * table.states
-    for source, target, c in sorted(table.transitions, key=lambda each: each.source):
+    for source, target, c in sorted(table.transitions, key=lambda transition: transition.source):
         passed = high[source] if table.in_order else 0
         high[target] = max(high[target], units.stop(c, high[source], window), passed)
     return low, high
@@ -450,7 +454,7 @@ def least_window(units: OrderedUnits, table: Table, bound: float) -> float:
 
 def steps(table: Table, low: Sequence[int], high: Sequence[int]) -> int:
     """Return the number of transitions from prefixes within bounds."""
-    return sum(max(0, high[each.source] - low[each.source] + 1) for each in table.transitions)
+    return sum(max(0, high[transition.source] - low[transition.source] + 1) for transition in table.transitions)
 
 
 # -- topological orders of the units of a problem, in which it is split into contiguous parts --------------------------
@@ -481,7 +485,7 @@ def unit_orders(problem: Problem) -> list[Ints]:
     n = len(problem.units)
     sinks = [u for u in range(n) if not after[u]]
     rest = list(range(n))
-    missing = [len(each) for each in before]
+    missing = [len(inputs) for inputs in before]
     ready = deque(u for u, count in enumerate(missing) if not count)
     order: list[int] = []
     while ready:

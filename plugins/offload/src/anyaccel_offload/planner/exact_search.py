@@ -260,8 +260,10 @@ class ExactSearch:
             on = self.on[t]
             if not on[d]:
                 self.used_by[t] += 1
-                sharing = [d] if self.used_by[t] > 2 else [d, *(e for e in self.devices if on[e])]
-                for e in sharing if self.used_by[t] > 1 else ():
+                sharing = []
+                if self.used_by[t] > 1:
+                    sharing = [d] if self.used_by[t] > 2 else [d, *(e for e in self.devices if on[e])]
+                for e in sharing:
                     more = self.loads[e].seconds + self.tensor_bytes[t] * self.per_byte[e]
                     self.loads[e] = self.loads[e]._replace(seconds=more)
             on[d] += 1

@@ -72,7 +72,7 @@ def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str)
     sets = [devices, *([d] for d in devices if len(devices) > 1)]
     found: list[tuple[float, float, int, Streamed]] = []
     for slots in SLOTS:
-        for streaming, alone in [*((each, False) for each in sets), *((each, True) for each in sets)]:
+        for streaming, alone in [*((chosen, False) for chosen in sets), *((chosen, True) for chosen in sets)]:
             made = _split(problem, tiers, streaming, slots, alone)
             if made is not None:
                 seconds = made.seconds(problem)
@@ -81,8 +81,8 @@ def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str)
                 found.append((value if made.copy(problem).any() else 0.0, away, len(found), made))
         if found:
             break
-    found.sort(key=lambda each: each[:3])
-    starts = [each for *_, each in found[: MOST_STARTS if len(problem.units) <= FEW else 1]]
+    found.sort(key=lambda candidate: candidate[:3])
+    starts = [candidate for *_, candidate in found[: MOST_STARTS if len(problem.units) <= FEW else 1]]
     if len(problem.units) <= FEW or not starts:
         repaired = _repaired(problem, tiers)
         starts += [] if repaired is None else [repaired]
@@ -91,13 +91,13 @@ def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str)
         if not starts:
             states = search.first()
             starts = [] if states is None else [_streamed(problem, tiers, states)]
-        starts.sort(key=lambda each: value_of(problem, each, objective))
+        starts.sort(key=lambda candidate: value_of(problem, candidate, objective))
         bound = max(problem.lower_bound(objective), least_copying(problem, tiers, objective))
-        starts = [_refined(problem, tiers, search, each, bound, 0.25) for each in starts]
-        starts.sort(key=lambda each: value_of(problem, each, objective))
-        starts = [_refined(problem, tiers, search, each, bound, 1.0) for each in starts[:1]]
-    spread = [_spread_out(problem, tiers, objective, each) for each in starts]
-    return min(spread, key=lambda each: value_of(problem, each, objective), default=None)
+        starts = [_refined(problem, tiers, search, candidate, bound, 0.25) for candidate in starts]
+        starts.sort(key=lambda candidate: value_of(problem, candidate, objective))
+        starts = [_refined(problem, tiers, search, candidate, bound, 1.0) for candidate in starts[:1]]
+    spread = [_spread_out(problem, tiers, objective, candidate) for candidate in starts]
+    return min(spread, key=lambda candidate: value_of(problem, candidate, objective), default=None)
 
 
 def value_of(problem: Problem, made: Streamed, objective: str) -> tuple[float, float, float]:

@@ -78,7 +78,7 @@ def plan_blocks(
     problem = Problem(blocks, connections, devices, settings)
     check(ConfigError, WHERE, "objective", objective, OBJECTIVES.__contains__, "'throughput' or 'latency'", "'latency'")
     check(ConfigError, WHERE, "offload", offload, OFFLOADS.__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
-    fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, OffloadTier) for each in it)  # noqa: E731
+    fits = lambda it: isinstance(it, list | tuple) and all(isinstance(tier, OffloadTier) for tier in it)  # noqa: E731
     example = "[OffloadTier(name='cpu', memory=2**36)]"
     listed = check(ConfigError, WHERE, "tiers", tiers, fits, "a list of OffloadTier", example)
     by_name = {tier.name: tier for tier in listed}
@@ -133,10 +133,16 @@ def _named(items: Any, kind: type, name: str, example: str) -> list[Any]:
     fits = lambda it: isinstance(it, Iterable) and not isinstance(it, str | bytes | dict)  # noqa: E731
     values = list(check(ConfigError, WHERE, name, items, fits, wanted, example))
     check(
-        ConfigError, WHERE, name, values, lambda it: it and all(isinstance(each, kind) for each in it), wanted, example
+        ConfigError,
+        WHERE,
+        name,
+        values,
+        lambda it: it and all(isinstance(value, kind) for value in it),
+        wanted,
+        example,
     )
-    names = [each.name for each in values]
-    twice = sorted({each for each in names if names.count(each) > 1}) if len(set(names)) < len(names) else []
+    names = [value.name for value in values]
+    twice = sorted({value for value in names if names.count(value) > 1}) if len(set(names)) < len(names) else []
     if twice:
         raise ConfigError(f"{WHERE}{name} has {twice[0]!r} several times", hint="use unique names")
     return values
@@ -146,7 +152,7 @@ def _edges(value: Any, blocks: list[Block]) -> list[Edge]:
     if value is None:
         return [Edge(a.name, b.name, a.output_bytes) for a, b in pairwise(blocks)]
     example = "[Edge('a', 'b', 1024)]"
-    fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, Edge) for each in it)  # noqa: E731
+    fits = lambda it: isinstance(it, list | tuple) and all(isinstance(edge, Edge) for edge in it)  # noqa: E731
     edges = list(check(ConfigError, WHERE, "edges", value, fits, "a list of Edge", example))
     names = {block.name for block in blocks}
     for name in (name for edge in edges for name in (edge.source, edge.target)):

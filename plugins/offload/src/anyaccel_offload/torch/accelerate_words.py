@@ -62,14 +62,14 @@ def takes_accelerates(function: Callable[_Arguments, _Value]) -> Callable[_Argum
     Raises:
         ConfigError: An argument would change the result; the message contains the replacement.
     """
-    known = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def taking(*args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Value:
-        for name in [keyword for keyword in keywords if keyword not in known]:
+        for name in [keyword for keyword in keywords if keyword not in parameters]:
             if name in IGNORED:
                 del keywords[name]
-            elif name in RENAMED and RENAMED[name] in known:
+            elif name in RENAMED and RENAMED[name] in parameters:
                 keywords[RENAMED[name]] = keywords.pop(name) or ()
             elif name in REFUSED:
                 plain, way = REFUSED[name]

@@ -234,14 +234,16 @@ def planned_map(
     entries = {**plan.device_map, **plan.offloaded}
     made: dict[str, Any] = {name: entries[name or _WHOLE] for name in names}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    known = {id(tensor): made[block] for name, tensor in named if (block := block_around(name, made)) is not None}
+    block_of_tensor = {
+        id(tensor): made[block] for name, tensor in named if (block := block_around(name, made)) is not None
+    }
     # Tensors outside of blocks, with their devices: of the same tensor in a block, or of the next block.
     outside = {}
     for name, tensor in named:
         if block_around(name, made) is None:
             prefix = name.rpartition(".")[0]
             inside = next((name for name in made if name.startswith(f"{prefix}." if prefix else "")), next(iter(made)))
-            outside[name] = known.get(id(tensor), plan.device_map[inside])
+            outside[name] = block_of_tensor.get(id(tensor), plan.device_map[inside])
     return DeviceMap({**made, **outside}, plan)
 
 
@@ -275,11 +277,11 @@ def _blocks(
     users: dict[int, dict[str, None]] = {}
     loose: set[int] = set()
     bytes_of: dict[int, tuple[str, int, bool]] = {}
-    known = set(names)
+    block_names = set(names)
     for place in places(model):
         prefix = place.name.rpartition(".")[0]
         inside = (name for name in names if name.startswith(f"{prefix}." if prefix else ""))
-        block = block_around(place.name, known)
+        block = block_around(place.name, block_names)
         users.setdefault(id(place.tensor), {})[next(inside, names[0]) if block is None else block] = None
         loose |= {id(place.tensor)} if block is None else set()
         entry = entry_for(place.name, special)

@@ -49,8 +49,11 @@ class BlockOrder:
     def _ordered(self, names: Sequence[str]) -> list[str]:
         current = offload_of(self._model)
         if current is not None:  # its calls copy weights, so it must not be called for a plan
-            known = [block.name for block in current.blocks]
-            return [*(name for name in known if name in names), *(name for name in names if name not in known)]
+            block_names = [block.name for block in current.blocks]
+            return [
+                *(name for name in block_names if name in names),
+                *(name for name in names if name not in block_names),
+            ]
         if not self._request.inputs:
             return list(names)
         inputs = [torch.empty(it.shape, dtype=getattr(torch, it.dtype), device="meta") for it in self._request.inputs]

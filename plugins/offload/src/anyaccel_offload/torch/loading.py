@@ -118,8 +118,8 @@ def load_checkpoint_in_model(
             mismatched[target.names[0]] = f"{theirs} in the checkpoint and {mine} in the model"
         else:
             chosen.append((target, source))
-    known = {name for target in targets for name in target.names}
-    unexpected = [name for name in saved if name not in known]
+    tensor_names = {name for target in targets for name in target.names}
+    unexpected = [name for name in saved if name not in tensor_names]
     report = LoadedCheckpoint(tuple(missing), tuple(unexpected), tuple(mismatched))
     parts = [f"missing: {', '.join(report.missing_keys)}"] if report.missing_keys else []
     parts += [f"unexpected: {', '.join(report.unexpected_keys)}"] if report.unexpected_keys else []
@@ -172,8 +172,8 @@ def _load(
             raise StateError(problem, hint="convert the checkpoint to safetensors, or write 'cpu' instead of 'disk'")
         replace(model, target.names, StoredTensor(source, dtype, _CPU, old.requires_grad))
         return
-    own = _CPU if old.device.type == "meta" or isinstance(old, StoredTensor) else old.device
-    device = _CPU if place == DISK else torch.device(own if place is None else place)
+    device_before = _CPU if old.device.type == "meta" or isinstance(old, StoredTensor) else old.device
+    device = _CPU if place == DISK else torch.device(device_before if place is None else place)
     with torch.no_grad(), translate_errors(f"{target.names[0]} of shape {list(old.shape)} on {device}"):
         if (old.device, old.dtype) == (device, dtype) and not isinstance(old, StoredTensor):
             source.read_into(old)

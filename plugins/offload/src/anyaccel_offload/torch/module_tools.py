@@ -54,10 +54,10 @@ def _owner(where: str, module: Any, name: Any) -> tuple[nn.Module, dict[str, Any
     for kind in ("_parameters", "_buffers"):
         if vars(inner)[kind].get(last) is not None:
             return inner, vars(inner)[kind], last
-    known = ", ".join(key for kind in ("_parameters", "_buffers") for key in vars(inner)[kind])
+    tensor_names = ", ".join(key for kind in ("_parameters", "_buffers") for key in vars(inner)[kind])
     raise ConfigError(
         f"{where}{type(inner).__name__} does not have a parameter or a buffer named {last!r}",
-        available=known,
+        available=tensor_names,
         hint="use a name of model.state_dict()",
     )
 
@@ -205,12 +205,12 @@ def align_module_device(module: nn.Module, execution_device: Any = None) -> Iter
     device: Any = None if execution_device is None else device_in_map(where, execution_device, "execution_device")
     if device is None and found is not None:
         device = found[0].device_of(found[1])
-    tables = [vars(module)["_parameters"]]
-    if found is not None:
+    tables = [] if device is None else [vars(module)["_parameters"]]
+    if device is not None and found is not None:
         tables.append(vars(module)["_buffers"])
     moved: list[tuple[dict[str, Any], str, Tensor, Tensor, int]] = []
     try:
-        for table in tables if device is not None else ():
+        for table in tables:
             for name, rest in table.items():
                 if rest is None or (rest.device == device and not isinstance(rest, StoredTensor)):
                     continue

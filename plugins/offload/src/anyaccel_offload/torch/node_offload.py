@@ -71,8 +71,8 @@ class TorchOffload(OffloadModels):
                 name: _native_text(value, self.backend.native_device) for name, value in request.device_map.items()
             }
         else:
-            own = {str(device): request.free.get(str(device))}
-            wanted: Mapping[str, int | None] = own if request.max_memory is None else request.max_memory
+            free = {str(device): request.free.get(str(device))}
+            wanted: Mapping[str, int | None] = free if request.max_memory is None else request.max_memory
             tiers = {tier: request.free.get(tier) for tier in ("cpu", DISK) if tier not in wanted}
             memory = {
                 _native_text(name, self.backend.native_device): size for name, size in {**wanted, **tiers}.items()
@@ -138,8 +138,8 @@ class TorchOffload(OffloadModels):
             ),
             notes=(*_notes(blocks, disk), *order.notes),
         )
-        known = _plans.setdefault(model, [])
-        known[:] = [*known[1 - _REMEMBERED :], (device, request, plan)]
+        plans = _plans.setdefault(model, [])
+        plans[:] = [*plans[1 - _REMEMBERED :], (device, request, plan)]
         return plan
 
     def offload(self, model: nn.Module, device: Device, plan: OffloadPlan) -> nn.Module:
@@ -166,7 +166,7 @@ def _current(model: nn.Module, native: Native) -> _Known | None:
     if current is None:
         return None
     blocks = list(current.blocks)
-    return next((known for known in reversed(_plans.get(model, [])) if _places(known[2], native) == blocks), None)
+    return next((plan for plan in reversed(_plans.get(model, [])) if _places(plan[2], native) == blocks), None)
 
 
 def _places(plan: OffloadPlan, native: Native) -> list[BlockPlace]:
@@ -193,12 +193,12 @@ def _native_text(text: str, native: Native) -> str:
 
 def _nbytes(model: nn.Module, block: str, shared: set[int]) -> int:
     """Return the bytes of the parameters that only this block uses."""
-    own = {
+    weights = {
         id(place.tensor): place.tensor
         for place in places(model.get_submodule(block), block)
         if place.kind == "_parameters" and id(place.tensor) not in shared
     }
-    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in own.values())
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in weights.values())
 
 
 def _tier_rate(block: BlockPlace, disk: Rate) -> float:

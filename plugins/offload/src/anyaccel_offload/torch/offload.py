@@ -121,9 +121,9 @@ class Offload:
         made = {}
         for place in self.blocks:
             members = [
-                Member(module=each.module, kind=each.kind, key=each.key, name=each.name, rest=each.tensor)
-                for each in places(model.get_submodule(place.name), place.name)
-                if each.tensor.device != place.device or isinstance(each.tensor, StoredTensor)
+                Member(module=name.module, kind=name.kind, key=name.key, name=name.name, rest=name.tensor)
+                for name in places(model.get_submodule(place.name), place.name)
+                if name.tensor.device != place.device or isinstance(name.tensor, StoredTensor)
             ]
             if members:
                 made[place.name] = StreamedBlock(place.name, counts.get(place.device, 0), members)
@@ -146,7 +146,7 @@ class Offload:
                 while scope:
                     scope = scope.rpartition(".")[0]
                     found.add(scope)
-            for name in sorted(found, key=lambda each: (-each.count("."), not each, each)):
+            for name in sorted(found, key=lambda name: (-name.count("."), not name, name)):
                 prefix = f"{name}." if name else ""
                 device = next(
                     place.device for place in self.blocks if place.name.startswith(prefix) or place.name == name

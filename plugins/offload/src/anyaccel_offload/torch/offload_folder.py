@@ -85,8 +85,8 @@ def _write_block(
     """Write one file, and return its path and the places of its tensors by name."""
     prefix = f"{block}." if block else ""
     path = folder / f"model-{number:05d}{SAFETENSORS}"
-    own = [key for key, where in by_tensor.items() if any(place.name.startswith(prefix) for place in where)]
-    names = {by_tensor[key][0].name: by_tensor.pop(key) for key in own}
+    keys = [key for key, where in by_tensor.items() if any(place.name.startswith(prefix) for place in where)]
+    names = {by_tensor[key][0].name: by_tensor.pop(key) for key in keys}
     if names:
         with path.open("xb") as stream:  # never overwrite a file of another model that was written in the meantime
             made.append(path)

@@ -174,8 +174,8 @@ def categories(column: Any) -> np.ndarray:
 def _booleans(column: Any) -> dict[Any, bool]:
     """Return the truth of the texts in a column, as far as they are known."""
     texts = [value for value in compute.unique(column).to_pylist() if isinstance(value, str)]
-    known = {value: value.strip().lower() in ("true", "yes", "t", "y", "1", "on") for value in texts}
-    return known if 0 < len(known) <= 2 else {"yes": True, "no": False}
+    truths = {value: value.strip().lower() in ("true", "yes", "t", "y", "1", "on") for value in texts}
+    return truths if 0 < len(truths) <= 2 else {"yes": True, "no": False}
 
 
 def other_family(name: str, column: Any, expected: str) -> ColumnError:

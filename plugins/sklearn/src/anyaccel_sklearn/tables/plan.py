@@ -228,16 +228,17 @@ def _category(
             # Refuse text that is mostly numbers or dates, which would be wrong as categories without notice
             for what in (NUMBERS, DATES):
                 share = share_like(column, what)
-                if share > 0.5:
-                    place, value = _first_other(column, what)
-                    others = f"; row {place} has {shown(value)}" if share < 1 else f", such as {shown(value)}"
-                    hint = f"read it as {what}, table[{name!r}] = {code_to_read(name, column, what)}"
-                    if what == DATES and is_order_unknown(column):
-                        hint += ", with dayfirst=True if the day comes first"
-                    raise ColumnError(
-                        f"column {name!r} is text, and {share:.0%} of its values look like {what}{others}",
-                        hint=f"{hint}; or take it as categories, categories=[{name!r}]",
-                    )
+                if share <= 0.5:
+                    continue
+                place, value = _first_other(column, what)
+                others = f"; row {place} has {shown(value)}" if share < 1 else f", such as {shown(value)}"
+                hint = f"read it as {what}, table[{name!r}] = {code_to_read(name, column, what)}"
+                if what == DATES and is_order_unknown(column):
+                    hint += ", with dayfirst=True if the day comes first"
+                raise ColumnError(
+                    f"column {name!r} is text, and {share:.0%} of its values look like {what}{others}",
+                    hint=f"{hint}; or take it as categories, categories=[{name!r}]",
+                )
         if count >= _UNIQUE * n_present and n_present >= _FEWEST:
             treatment = f"identifies rows: {count:,} values in {n_present:,} rows"
             return _IDENTIFIER, TableColumn(name, "dropped", treatment, n_missing), None
@@ -272,7 +273,9 @@ def _says_nothing(name: str, column: Any, present: np.ndarray, n_missing: int) -
 def _stand_in(values: np.ndarray) -> tuple[float, int] | None:
     """Return a number such as -999 that is far from all others and in several rows, and how often it is there."""
     present = values[~np.isnan(values)]
-    for value in (present.min(), present.max()) if present.size else ():
+    if not present.size:
+        return None
+    for value in (present.min(), present.max()):
         others = present[present != value]
         count = len(present) - len(others)
         if abs(value) in _STAND_INS and count > 1 and len(others):

@@ -139,8 +139,8 @@ class TableTreatment(TableTransform):
         if self.one_hot:
             self.one_hot_encoder = OneHotEncoder(handle_unknown="ignore").fit(texts["one_hot"][rows])
         if self.codes:
-            known = np.where(_is_none(texts["codes"]), np.nan, texts["codes"])[rows]  # NaN sorts last, no code
-            self.ordinal_encoder = OrdinalEncoder().fit(known)
+            coded = np.where(_is_none(texts["codes"]), np.nan, texts["codes"])[rows]  # NaN sorts last, no code
+            self.ordinal_encoder = OrdinalEncoder().fit(coded)
         self.target = None
         places = self._places(texts)
         filled = self._filled(values, places["encoded"])
@@ -277,8 +277,8 @@ class TableTreatment(TableTransform):
         except AttributeError:
             lookups = self._lookups = {
                 part: [
-                    {None if value != value else value: place for place, value in enumerate(known.tolist())}
-                    for known in ([] if encoder is None else encoder.categories_)
+                    {None if value != value else value: place for place, value in enumerate(values.tolist())}
+                    for values in ([] if encoder is None else encoder.categories_)
                 ]
                 for part, (_, encoder) in self._encoders().items()
             }
@@ -316,9 +316,9 @@ class TableTreatment(TableTransform):
             return filled
         means, overall = self.target_encoder.encodings_, np.atleast_1d(self.target_encoder.target_mean_)
         encoded = np.empty((len(values), len(means)))
-        for column, known in enumerate(means):  # for several classes each column has as many means
+        for column, column_means in enumerate(means):  # for several classes each column has as many means
             place = places[:, column // len(overall)]
-            encoded[:, column] = np.where(place < 0, overall[column % len(overall)], known[place])
+            encoded[:, column] = np.where(place < 0, overall[column % len(overall)], column_means[place])
         return np.concatenate([filled, encoded], axis=1)
 
     def _matrix(self, values: np.ndarray, filled: np.ndarray, places: dict[str, np.ndarray]) -> np.ndarray:
@@ -331,8 +331,8 @@ class TableTreatment(TableTransform):
             parts.append(np.isnan(values[:, self.gaps]))
         if self.one_hot:
             parts += [
-                place[:, None] == np.arange(len(known))
-                for place, known in zip(places["one_hot"].T, self.one_hot_encoder.categories_, strict=True)
+                place[:, None] == np.arange(len(column_values))
+                for place, column_values in zip(places["one_hot"].T, self.one_hot_encoder.categories_, strict=True)
             ]
         if self.codes:
             is_known = (places["codes"] >= 0) & (places["codes"] < np.array(self.cardinalities) - 1)

@@ -65,8 +65,8 @@ class FittedTransform:
 
     def is_like(self, other: FittedTransform) -> bool:
         """Return whether another transform does the same: it is this one, or has an equal state and columns."""
-        own, others = ((side.columns, side.results, side.shapes, side.result_shapes) for side in (self, other))
-        return own == others and same_state(self.transform, other.transform)
+        described, others = ((side.columns, side.results, side.shapes, side.result_shapes) for side in (self, other))
+        return described == others and same_state(self.transform, other.transform)
 
     def get_config(self, arrays: dict[str, np.ndarray], prefix: str) -> dict[str, Any]:
         """Return this transform as plain data; its number arrays are added to `arrays`, under `prefix`.
@@ -75,9 +75,9 @@ class FittedTransform:
         be compared by `fillers`, which are in the range of its output, but it cannot be read. `probe` is its output for
         artificial rows.
         """
-        own: dict[str, np.ndarray] = {}
+        state_arrays: dict[str, np.ndarray] = {}
         try:
-            state: Any = plain_attributes(self.transform, own, prefix)
+            state: Any = plain_attributes(self.transform, state_arrays, prefix)
         except (NotPlainError, TypeError, RecursionError) as error:
             if isinstance(self.transform, TableTransform):  # raw rows could not be predicted otherwise
                 raise ConfigError(
@@ -86,8 +86,8 @@ class FittedTransform:
                     "functions of NumPy, without pickle",
                     hint="write preprocess='auto', or use such transformers: FunctionTransformer(numpy.log1p)",
                 ) from error
-            state, own = None, {}
-        arrays.update(own)
+            state, state_arrays = None, {}
+        arrays.update(state_arrays)
         return {
             "class": class_of(self.transform),
             "columns": list(self.columns),

@@ -205,10 +205,10 @@ def _unseen(transform: Any, x: np.ndarray, owners: Sequence[str], what: str, err
     """Return the error for categories that an encoder did not see in fitting; None for other failures."""
     steps = getattr(transform, "steps", ())
     encoder = steps[0][1] if steps else transform
-    known = getattr(encoder, "categories_", ())
-    if len(known) != x.shape[1] or getattr(encoder, "handle_unknown", "error") != "error":
+    categories_by_column = getattr(encoder, "categories_", ())
+    if len(categories_by_column) != x.shape[1] or getattr(encoder, "handle_unknown", "error") != "error":
         return None
-    for owner, values, categories in zip(owners, x.T.tolist(), known, strict=True):
+    for owner, values, categories in zip(owners, x.T.tolist(), categories_by_column, strict=True):
         seen = [repr(category) for category in np.asarray(categories).tolist()]
         unseen = sorted({repr(value) for value in values if value == value} - set(seen))
         if unseen:

@@ -123,12 +123,12 @@ def chip_project(options: PluginOptions, base: BaseBackend) -> dict[str, str]:
     values["parts"] = "".join(render(f"chip/{name}.part.tmpl", values) for name in parts).rstrip("\n")
     stood_in = {kind: part for kind, part in _STOOD_IN.items() if kind in base.cls.capabilities}
     values["capability_classes"] = "".join(render(f"chip/{part}.part.tmpl", values) for part in stood_in.values())
-    own = [f"        {kind.__name__}: StandIn{_STOOD_IN[kind].capitalize()},\n" for kind in stood_in]
-    if not own:
+    table_rows = [f"        {kind.__name__}: StandIn{_STOOD_IN[kind].capitalize()},\n" for kind in stood_in]
+    if not table_rows:
         values["capability_table"] = ""
     else:
         head = "    capabilities: ClassVar[Capabilities] = {\n"
-        values["capability_table"] = f"{head}        **{base.name}.capabilities,\n{''.join(own)}    }}\n\n"
+        values["capability_table"] = f"{head}        **{base.name}.capabilities,\n{''.join(table_rows)}    }}\n\n"
     standard = {"collections.abc": ["Sequence"], "contextlib": ["AbstractContextManager"], "typing": ["Any"]}
     installed = {"anyaccel": ["Device"], "anyaccel.backend": ["DeviceInfo"]}
     if issubclass(base.cls, Exchange):
@@ -218,9 +218,9 @@ def _subject_values(base: BaseBackend, values: Mapping[str, str]) -> dict[str, s
     if template == "numpy":
         standard["collections.abc"].append("Iterator")
         installed["anyaccel.numpy_backend"] = ["Activation", "BatchNorm", "Dense", "Sequential", "simulate", "zeros"]
-    own = {f"{values['package']}.backend": [f"{values['class_name']}Backend"]}
+    package_imports = {f"{values['package']}.backend": [f"{values['class_name']}Backend"]}
     return {
-        "imports": import_lines(standard, installed, own),
+        "imports": import_lines(standard, installed, package_imports),
         "subject_base": parent or "Subject",
         "subject_body": render(f"chip/subject_{template}.part.tmpl", values).rstrip("\n"),
     }
