@@ -95,6 +95,17 @@ def test_a_mask_is_read_and_its_places_go_back(x: jax.Array) -> None:
     assert kinds["device to host"] == 1 and kinds["host to device"] >= 1
 
 
+def test_numpy_takes_all_that_it_takes_without_a_ledger(x: jax.Array) -> None:
+    """Also None, which is an argument like any, and arguments by keyword."""
+    with aa.ledger() as moved:
+        assert np.asarray(None).dtype == object and np.array(object=[1, 2]).tolist() == [1, 2]
+        with pytest.raises(TypeError, match="missing"):
+            np.asarray()
+        assert moved.transfers == 0
+        assert np.asarray(x, "float64").dtype == np.float64
+    assert moved.transfers == 1
+
+
 def test_everything_is_put_back(x: jax.Array) -> None:
     before = (np.asarray, np.array, jax.block_until_ready, vars(type(x))["_value"], type(x).block_until_ready)
     with pytest.raises(ZeroDivisionError), aa.ledger():

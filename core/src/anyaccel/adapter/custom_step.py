@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel.adapter.compile_cache import CompileWatch, first_line
+from anyaccel.adapter.compile_cache import CompileWatch, first_line, python_values
 from anyaccel.adapter.optimizers import UpdateRule
-from anyaccel.adapter.python_values import Values
+from anyaccel.adapter.parameter_state import ParameterState
+from anyaccel.adapter.python_values import ValueReader, Values
 from anyaccel.adapter.scoped_program import ScopedProgram
+from anyaccel.adapter.segment_functions import SegmentLayout
 from anyaccel.adapter.traced_ops import TracedOps
 from anyaccel.adapter.traced_program import Losses
 from anyaccel.errors import AnyaccelError, CompileWarning, PhaseError
@@ -22,28 +25,6 @@ from anyaccel.segment import NodeState, Segment
 ROWS = 1024
 """Updates of a node whose scalars are computed ahead."""
 _SPARE = 4  # a step may come to take so many times more updates than those before it
-
-
-def check_arguments(step: Callable[..., Any], names: Sequence[str], example: str) -> None:
-    """Check that a step can be called with these arguments.
-
-    Args:
-        step: The user's function.
-        names: Names of the arguments that this framework's steps take.
-        example: An example of such a step, for the hint.
-
-    Raises:
-        PhaseError: it cannot.
-    """
-    try:
-        inspect.signature(step).bind(*names)
-    except ValueError:
-        return  # it has no signature to look at
-    except TypeError as error:
-        raise PhaseError(
-            f"the step must accept {len(names)} arguments, {', '.join(names)}: {error}",
-            hint=f"write {example}",
-        ) from None
 
 
 class UpdateTables:
@@ -158,26 +139,90 @@ class StepCompiler:
         return changed
 
 
-class CustomStepRunner(Protocol):
-    """A custom step, which owns the state of a program while it is current."""
+class CustomStepRunner(ABC):
+    """A custom step, which owns the state of a program while it is current.
 
-    step: Callable[..., Any]
-    """The user's function."""
+    Args:
+        step: The user's function.
+        segment: The segment to train.
+        ops: Ops of the program.
+        layout: Layout of the segment.
+        state: Parameters and optimizer state of the program.
+        off: Do not compile.
+        put: See `UpdateTables`.
+        compile_function, fatal: See `StepCompiler`.
 
+    Attributes:
+        arguments: Names of the arguments that this framework's steps take.
+        example: An example of such a step, for the hint.
+        step: As passed.
+
+    Raises:
+        PhaseError: the function does not take these arguments.
+    """
+
+    arguments: ClassVar[tuple[str, ...]]
+    example: ClassVar[str]
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        segment: Segment,
+        ops: TracedOps,
+        layout: SegmentLayout,
+        state: ParameterState,
+        *,
+        off: bool,
+        put: Callable[[str, np.ndarray], Any],
+        compile_function: Callable[[Callable[..., Any]], Any],
+        fatal: tuple[type[Exception], ...] = (),
+    ) -> None:
+        with suppress(ValueError):  # it has no signature to look at
+            try:
+                inspect.signature(step).bind(*self.arguments)
+            except TypeError as error:
+                raise PhaseError(
+                    f"the step must accept {len(self.arguments)} arguments, {', '.join(self.arguments)}: {error}",
+                    hint=f"write {self.example}",
+                ) from None
+        self.step, self._state = step, state
+        self._groups = {owner: group for group, owners in layout.groups.items() for owner in owners}
+        self._tables = UpdateTables({owner: state.optimizer.rules[group] for owner, group in self._groups.items()}, put)
+
+        def read() -> Values:
+            reader = ValueReader(ops.is_live, ops.libraries)
+            reader.read("step", step)
+            of_step = tuple((f"{path} of the step", key) for path, key in reader.pairs)
+            return (*python_values(segment, ops, lambda model: model), *of_step)
+
+        self._compiler = StepCompiler(read, compile_function, off=off or ops.eager, fatal=fatal)
+
+    @abstractmethod
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over the current state: parameters and optimizer state of the program, and its buffers."""
 
+    @abstractmethod
     def run(self, batch: Mapping[str, Any], key: Any) -> Any:
-        """Return the result of the step."""
+        """Return the result of the step.
 
+        Args:
+            batch: Columns by name.
+            key: Random key of the step, as data.
+        """
+
+    @abstractmethod
     def collect(self) -> Mapping[str, Mapping[str, Any]]:
-        """Write parameters and optimizer state to those of the program; return the buffers."""
+        """Write the state to the program and return the buffers, after waiting for the last step."""
 
     def begin_epoch(self) -> None:
         """Read schedules again, because they may have changed."""
+        self._tables.invalidate()
 
     def renew(self) -> list[str]:
-        """Return the names of the changed Python values; see `Program.renew_compiled`."""
+        """Return the names of the Python values that have changed since the step was compiled, which is then done
+        again; see `Program.renew_compiled`.
+        """
+        return self._compiler.renew()
 
     def close(self) -> None:
         """End, after `collect`."""

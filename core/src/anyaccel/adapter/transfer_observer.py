@@ -4,11 +4,14 @@ active.
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from anyaccel.capability import Capability
 from anyaccel.device import Device
@@ -93,3 +96,81 @@ class ObservesTransfers(Capability):
         One sentence each; nothing, the default, if it sees all. It is called when the framework is imported.
         """
         return ()
+
+
+# -- Observation by functions around those of a framework --------------------------------------------------------------
+
+
+class ObservesByReplacing(ObservesTransfers):
+    """Transfers that a plugin observes by replacing functions of its framework, which other versions may lack.
+
+    Attributes:
+        framework_name: Name of the framework in sentences.
+    """
+
+    framework_name: ClassVar[str]
+
+    @abstractmethod
+    def replaced_names(self) -> Sequence[tuple[Any, str]]:
+        """Return the owner and the name of each function without which not all transfers would be seen."""
+
+    def can_observe_transfers(self) -> bool:
+        return not self._missing_names()
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        missing = ", ".join(self._missing_names())
+        if not missing:
+            return ()
+        return [f"this version of {self.framework_name} has no {missing}, which is needed to observe transfers"]
+
+    def _missing_names(self) -> list[str]:
+        names = self.replaced_names()
+        return [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in names if not hasattr(owner, name)]
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module or class inside this context."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def numpy_reads(is_read: Callable[[Any], bool], tell: Callable[[Any, str], object]) -> Iterator[Callable[[], bool]]:
+    """Observe the functions of NumPy that make an array of a framework's tensor, whose memory they can read directly.
+
+    Args:
+        is_read: Function that returns whether the read of a value is to be told.
+        tell: Function that is told each value and the name of the function, before it is read.
+
+    Returns:
+        In the context: a function that returns whether this thread is in such a read, which is not told twice.
+    """
+    state = threading.local()
+
+    def is_reading() -> bool:
+        return getattr(state, "reading", False)
+
+    def observed(name: str) -> Callable[..., Any]:
+        function = getattr(np, name)
+
+        def read(*args: Any, **kwargs: Any) -> Any:
+            if not args or is_reading() or not is_read(args[0]):
+                return function(*args, **kwargs)
+            tell(args[0], name)
+            state.reading = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                state.reading = False
+
+        return read
+
+    with ExitStack() as stack:
+        for name in ("asarray", "array", "asanyarray", "ascontiguousarray"):
+            stack.enter_context(replaced(np, name, observed(name)))
+        yield is_reading

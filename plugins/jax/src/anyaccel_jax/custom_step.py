@@ -11,15 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anyaccel.adapter import values_of
-from anyaccel.adapter.compile_cache import python_values
-from anyaccel.adapter.custom_step import StepCompiler, UpdateTables, check_arguments
+from anyaccel.adapter.custom_step import CustomStepRunner
 from anyaccel.adapter.optimizer_step import OptimizerStep
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_functions import SegmentLayout
 from anyaccel.errors import PhaseError
 from anyaccel.segment import Path, Segment
-from anyaccel_jax.models.base import LIBRARIES, AsReturned, Model
+from anyaccel_jax.models.base import AsReturned, Model
 from anyaccel_jax.ops import JaxOps
 
 Arrays = Mapping[str, Any]
@@ -215,8 +213,6 @@ def _specs(tree: Any) -> list[Any]:
 
 # -- CustomStep: runs the step, compiled where possible ----------------------------------------------------------------
 
-_EXAMPLE = "def step(state, batch): ... return {**state, 'NODE': changed}, {'loss': loss}"
-
 
 class Values(NamedTuple):
     """The values of a node that a step changes."""
@@ -227,20 +223,11 @@ class Values(NamedTuple):
     step: Any
 
 
-class CustomStep:
-    """A custom step.
+class CustomStep(CustomStepRunner):
+    """A custom step of (state, batch), whose state is in this object between steps."""
 
-    Args:
-        step: Function of (state, batch).
-        segment: The segment to train.
-        ops: Ops of the program.
-        layout: Layout of the segment.
-        state: Parameters and optimizer state, which the steps change.
-        off: Do not compile.
-
-    Raises:
-        PhaseError: the function does not take these arguments.
-    """
+    arguments = ("state", "batch")
+    example = "def step(state, batch): ... return {**state, 'NODE': changed}, {'loss': loss}"
 
     def __init__(
         self,
@@ -252,25 +239,14 @@ class CustomStep:
         *,
         off: bool,
     ) -> None:
-        check_arguments(step, ("state", "batch"), _EXAMPLE)
-        self.step, self._state = step, state
-        self._groups = {owner: group for group, owners in layout.groups.items() for owner in owners}
+        devices = layout.owner_device
+        put = lambda owner, column: ops.move(jnp.asarray(column), devices[owner])  # noqa: E731
+        super().__init__(step, segment, ops, layout, state, off=off, put=put, compile_function=jax.jit)
         self._functions = {
             label: _functions(label, layout, self._groups, ops, state.optimizer) for label in layout.models
         }
-        devices = layout.owner_device
-        self._tables = UpdateTables(
-            {owner: state.optimizer.rules[group] for owner, group in self._groups.items()},
-            lambda owner, column: ops.move(jnp.asarray(column), devices[owner]),
-        )
         self._steps: dict[str, Any] = {}
         self._buffers: dict[str, Any] = {}
-
-        def read() -> Any:
-            own = tuple((f"{path} of the step", key) for path, key in values_of("step", step, LIBRARIES))
-            return (*python_values(segment, ops, lambda model: model), *own)
-
-        self._compiler = StepCompiler(read, jax.jit, off=off or ops.eager)
         self._run = partial(_run, step, self._functions)
 
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -280,10 +256,6 @@ class CustomStep:
 
     def run(self, batch: Mapping[str, Any], key: Any) -> Any:
         """Return the figures of the step; the state is changed.
-
-        Args:
-            batch: Columns by name.
-            key: Random key of the step, as data.
 
         Raises:
             PhaseError: the step did not return a state with figures.
@@ -317,19 +289,8 @@ class CustomStep:
         return {owner: int(step) for owner, step in self._steps.items()}
 
     def collect(self) -> Mapping[str, Mapping[str, Any]]:
-        """Write the state to the program and return the buffers, after waiting for the last step."""
         self._state.set_steps(self._counts())
         return self._buffers
-
-    def begin_epoch(self) -> None:
-        self._tables.invalidate()
-
-    def renew(self) -> list[str]:
-        """Return names of the Python values that have changed since the step was compiled, which is then done again."""
-        return self._compiler.renew()
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _functions(

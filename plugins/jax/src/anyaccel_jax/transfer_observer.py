@@ -6,14 +6,13 @@ counted: they are part of a call, like those of a kernel. An array on the CPU th
 to the host, because the same code makes one on a GPU.
 """
 
-# ruff: noqa: SLF001  (private names of JAX, which `missing_names` checks first)
+# ruff: noqa: SLF001  (private names of JAX, which `replaced_names` lists)
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -21,7 +20,14 @@ import jax
 import numpy as np
 from jax._src import api, array, lib
 
-from anyaccel.adapter.transfer_observer import ObservesTransfers, Record, TransferEvent, TransferKind
+from anyaccel.adapter.transfer_observer import (
+    ObservesByReplacing,
+    Record,
+    TransferEvent,
+    TransferKind,
+    numpy_reads,
+    replaced,
+)
 from anyaccel.device import Device
 
 HOST = Device("cpu")
@@ -36,33 +42,22 @@ _PATCHED: tuple[tuple[Any, str], ...] = (
     (_ARRAY, "block_until_ready"),
     (jax, "block_until_ready"),
 )
-_READERS = ("asarray", "array", "asanyarray", "ascontiguousarray")  # of NumPy, which reads arrays on the CPU by itself
-_reading = threading.local()
 
 DeviceOf = Callable[[Any], Device]
 """The device that JAX's own object for it is."""
 
 
-class JaxTransfers(ObservesTransfers):
+class JaxTransfers(ObservesByReplacing):
     """All transfers and waits; an array on the CPU that becomes NumPy's counts as one."""
+
+    framework_name = "JAX"
+
+    def replaced_names(self) -> Sequence[tuple[Any, str]]:
+        return _PATCHED
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
         """Observe by functions around JAX's own."""
         return observed(record, self.backend.device_named)
-
-    def can_observe_transfers(self) -> bool:
-        """Return whether this JAX supports the observer."""
-        return not missing_names()
-
-    def unobserved_transfers(self) -> Sequence[str]:
-        """Return all where it has not."""
-        missing = ", ".join(missing_names())
-        return [f"this version of JAX has no {missing}, which is needed to observe transfers"] if missing else []
-
-
-def missing_names() -> list[str]:
-    """Return names that this JAX lacks, without which not everything would be seen."""
-    return [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in _PATCHED if not hasattr(owner, name)]
 
 
 @contextmanager
@@ -107,9 +102,9 @@ class _Observer:
     def compiled_calls(self) -> Iterator[None]:
         """Observe arguments of compiled functions, and of eager operations, which JAX compiles as well."""
         state = api._post_hook_state
-        own, local = state.get_global(), state.get_local()
+        global_hook, local = state.get_global(), state.get_local()
         is_set = type(local) is not object  # JAX's mark for a thread without a hook of its own; None is one, too
-        before = local if is_set else own
+        before = local if is_set else global_hook
 
         def hook(function: Any, args: Any, kwargs: Any, results: Any) -> None:
             if before is not None:
@@ -127,14 +122,14 @@ class _Observer:
         try:
             yield
         finally:
-            state.set_global(own)
+            state.set_global(global_hook)
             if is_set:
                 state.set_local(local)
 
     def _call(self, name: str, host_leaves: Sequence[Any], leaves: Sequence[Any], results: Sequence[Any]) -> None:
         target = next((_native(result) for result in results if isinstance(result, _ARRAY)), None)
         if target is None:  # without results nobody knows where it ran, other than from its arguments
-            target = next((_native(each) for each in leaves if isinstance(each, _ARRAY)), jax.local_devices()[0])
+            target = next((_native(leaf) for leaf in leaves if isinstance(leaf, _ARRAY)), jax.local_devices()[0])
         for leaf in host_leaves:
             self._tell("host to device", HOST, self._device_of(target), name, _nbytes(leaf), waits=False)
         for leaf in leaves:
@@ -164,8 +159,8 @@ class _Observer:
             return results
 
         with (
-            _replaced(xla_client, "batched_device_put", told_put),
-            _replaced(xla_client, "batched_copy_array_to_devices_with_sharding", told_copy),
+            replaced(xla_client, "batched_device_put", told_put),
+            replaced(xla_client, "batched_copy_array_to_devices_with_sharding", told_copy),
         ):
             yield
 
@@ -183,31 +178,20 @@ class _Observer:
     @contextmanager
     def reads(self) -> Iterator[None]:
         """Observe arrays that become NumPy's, for any reason; cached copies are not copied again."""
-        own: Any = _ARRAY.__dict__["_value"]
+        by_array: Any = _ARRAY.__dict__["_value"]
 
-        def value(this: Any) -> Any:
-            if this._npy_value is None and not getattr(_reading, "told", False):
-                self._read(this, "_value")
-            return own.fget(this)
+        def is_read(array: Any) -> bool:
+            return type(array) is _ARRAY and array._npy_value is None
 
-        with ExitStack() as stack:
-            stack.enter_context(_replaced(_ARRAY, "_value", property(value)))
-            for name in _READERS:
-                stack.enter_context(_replaced(np, name, self._reader(name, getattr(np, name))))
-            yield
+        with numpy_reads(is_read, self._read) as is_reading:
 
-    def _reader(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def read(array: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if type(array) is not _ARRAY or array._npy_value is not None or getattr(_reading, "told", False):
-                return function(array, *args, **kwargs) if array is not None else function(*args, **kwargs)
-            self._read(array, name)
-            _reading.told = True
-            try:
-                return function(array, *args, **kwargs)
-            finally:
-                _reading.told = False
+            def value(this: Any) -> Any:
+                if this._npy_value is None and not is_reading():
+                    self._read(this, "_value")
+                return by_array.fget(this)
 
-        return read
+            with replaced(_ARRAY, "_value", property(value)):
+                yield
 
     def _read(self, value: Any, name: str) -> None:
         source = self._device_of(_native(value))
@@ -216,33 +200,23 @@ class _Observer:
     @contextmanager
     def waits(self) -> Iterator[None]:
         """Observe `block_until_ready` of an array, and of a tree of arrays."""
-        own: Any = _ARRAY.block_until_ready
-        own_tree: Any = jax.block_until_ready
+        wait_for_array: Any = _ARRAY.block_until_ready
+        wait_for_tree: Any = jax.block_until_ready
 
         def block(this: Any) -> Any:
             self._waited([this])
-            return own(this)
+            return wait_for_array(this)
 
         def block_tree(tree: Any) -> Any:
             self._waited([leaf for leaf in jax.tree_util.tree_leaves(tree) if isinstance(leaf, _ARRAY)][:1])
-            return own_tree(tree)
+            return wait_for_tree(tree)
 
-        with _replaced(_ARRAY, "block_until_ready", block), _replaced(jax, "block_until_ready", block_tree):
+        with replaced(_ARRAY, "block_until_ready", block), replaced(jax, "block_until_ready", block_tree):
             yield
 
     def _waited(self, arrays: Iterable[Any]) -> None:
-        for each in arrays:
-            self._tell("wait", self._device_of(_native(each)), HOST, "block_until_ready")
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)
+        for value in arrays:
+            self._tell("wait", self._device_of(_native(value)), HOST, "block_until_ready")
 
 
 def _is_host_array(value: Any) -> bool:

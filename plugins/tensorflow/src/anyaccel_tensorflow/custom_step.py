@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from anyaccel.adapter.compile_cache import python_values
-from anyaccel.adapter.custom_step import ROWS, StepCompiler, UpdateTables, check_arguments
+from anyaccel.adapter.custom_step import ROWS, CustomStepRunner
 from anyaccel.adapter.optimizer_step import OptimizerStep
 from anyaccel.adapter.parameter_state import ParameterState
-from anyaccel.adapter.python_values import ValueReader
 from anyaccel.adapter.segment_functions import SegmentLayout
 from anyaccel.errors import PhaseError
 from anyaccel.segment import Segment
@@ -20,23 +18,14 @@ from anyaccel_tensorflow.ops import TensorFlowOps
 from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.variables import keras, model_variables, read, tf_variable, write
 
-_EXAMPLE = "def step(models, batch, optimizers): ... return {'loss': loss}"
 
-
-class CustomStep:
-    """A custom step. While it is current, the models' own variables have the trained values.
-
-    Args:
-        step: Function of (models, batch, optimizers).
-        segment: The segment to train.
-        ops: Ops of the program.
-        layout: Layout of the segment.
-        state: Parameters and optimizer state, which receive the result.
-        off: Do not compile.
-
-    Raises:
-        PhaseError: the function does not take these arguments.
+class CustomStep(CustomStepRunner):
+    """A custom step of (models, batch, optimizers). While it is current, the models' own variables have the trained
+    values.
     """
+
+    arguments = ("models", "batch", "optimizers")
+    example = "def step(models, batch, optimizers): ... return {'loss': loss}"
 
     def __init__(
         self,
@@ -48,9 +37,11 @@ class CustomStep:
         *,
         off: bool,
     ) -> None:
-        check_arguments(step, ("models", "batch", "optimizers"), _EXAMPLE)
-        self.step, self._segment, self._ops, self._layout, self._state = step, segment, ops, layout, state
-        self._groups = {owner: group for group, owners in layout.groups.items() for owner in owners}
+        put = lambda owner, column: column  # noqa: E731  (`run` assigns it to the variables)
+        super().__init__(
+            step, segment, ops, layout, state, off=off, put=put, compile_function=compiled, fatal=(tf.errors.OpError,)
+        )
+        self._ops, self._layout = ops, layout
         self._variables = {label: model_variables(model) for label, model in layout.models.items()}
         self._frozen = FrozenLayers(model for label, model in layout.models.items() if label not in self._groups)
         self._nodes = {owner: self._node_variables(owner) for owner in self._groups}
@@ -63,9 +54,6 @@ class CustomStep:
             label: by_group[self._groups[owner]] for label, owner in layout.owner.items() if owner in self._groups
         }
         self._models = {op.label: op.model for op in segment.operations if op.model is not None}
-        rules = {owner: state.optimizer.rules[group] for owner, group in self._groups.items()}
-        self._tables = UpdateTables(rules, lambda owner, column: column)
-        self._compiler = StepCompiler(self._read_values, compiled, off=off or ops.eager, fatal=(tf.errors.OpError,))
 
     def _node_variables(self, owner: str) -> NodeVariables:
         parameters, group = self._variables[owner].parameters, self._groups[owner]
@@ -82,14 +70,6 @@ class CustomStep:
                 first=tf.Variable(0, dtype=tf.int64, trainable=False),
                 tables={name: tf.Variable(np.zeros(ROWS), trainable=False) for name in tables},
             )
-
-    def _read_values(self) -> Any:
-        reader = ValueReader(self._ops.is_live, self._ops.libraries)
-        reader.read("step", self.step)
-        own = tuple((f"{path} of the step", key) for path, key in reader.pairs)
-        return (*python_values(self._segment, self._ops, lambda model: model), *own)
-
-    # -- as in CustomStepRunner ---------------------------------------------------------------------------------------
 
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
         """Copy the values to the variables."""
@@ -119,7 +99,6 @@ class CustomStep:
             return self.step(self._models, batch, self._optimizers)
 
     def collect(self) -> Mapping[str, Mapping[str, Any]]:
-        """Write the state to the program and return the buffers, after waiting for the last step."""
         trained = {owner: self._variables[owner] for owner in self._groups}
         parameters = {owner: {name: read(v) for name, v in held.parameters.items()} for owner, held in trained.items()}
         slots = {
@@ -132,12 +111,6 @@ class CustomStep:
         self._state.store(parameters, slots, 0)
         self._state.set_steps({owner: int(held.step) for owner, held in self._nodes.items()})
         return {owner: {name: read(v) for name, v in held.buffers.items()} for owner, held in trained.items()}
-
-    def begin_epoch(self) -> None:
-        self._tables.invalidate()
-
-    def renew(self) -> list[str]:
-        return self._compiler.renew()
 
     def close(self) -> None:
         """Make layers of frozen nodes trainable again if they were."""

@@ -9,9 +9,8 @@ makes one on a GPU. Transfers inside compiled functions are not seen; they are r
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,7 +21,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry, ops
 
-from anyaccel.adapter.transfer_observer import ObservesTransfers, Record, TransferEvent
+from anyaccel.adapter.transfer_observer import ObservesByReplacing, Record, TransferEvent, numpy_reads, replaced
 from anyaccel.device import Device
 
 HOST = Device("cpu")
@@ -38,7 +37,6 @@ _PATCHED: tuple[tuple[Any, str], ...] = (
     (op_def_registry, "get"),
     (context, "context"),
 )
-_READERS = ("asarray", "array", "asanyarray", "ascontiguousarray")  # of NumPy, which reads the memory by itself
 _ON_HOST = (tf.int32, tf.string, tf.resource, tf.variant)  # what TensorFlow keeps there, or what is no value
 _ROLES = {
     **dict.fromkeys(("StringFormat", "PyFunc", "PyFuncStateless"), "reads"),  # give their inputs to code of the host
@@ -54,40 +52,34 @@ _ALWAYS_UNSEEN = (
     "values of int32, which TensorFlow stores in host memory and copies when an operation needs them",
     "reads by functions of NumPy, such as np.add(tensor, 1); np.asarray and np.array are observed",
 )
-_state = threading.local()
 _seen_to_miss: dict[str, None] = {}  # what has happened since observers were installed and could not be seen
 
 DeviceOf = Callable[[str], Device]
 """The device that TensorFlow calls so."""
 
 
-class TensorFlowTransfers(ObservesTransfers):
+class TensorFlowTransfers(ObservesByReplacing):
     """All transfers and waits but a few; a tensor on the CPU that becomes NumPy's counts as one."""
+
+    framework_name = "TensorFlow"
+
+    def replaced_names(self) -> Sequence[tuple[Any, str]]:
+        return _PATCHED
 
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
         """Observe by functions around TensorFlow's own."""
         return observed(record, self.backend.device_named)
 
-    def can_observe_transfers(self) -> bool:
-        """Return whether this TensorFlow supports the observer."""
-        return not missing_names()
-
-    def unobserved_transfers(self) -> list[str]:
+    def unobserved_transfers(self) -> Sequence[str]:
         """Return transfers that are never observed, not observed on these devices, or hidden inside functions."""
-        missing = ", ".join(missing_names())
-        if missing:
-            return [f"this version of TensorFlow has no {missing}, which is needed to observe transfers"]
+        if not self.can_observe_transfers():
+            return super().unobserved_transfers()
         gpus = len(tf.config.get_visible_devices()) > len(tf.config.get_visible_devices("CPU"))
         return [
             *_ALWAYS_UNSEEN,
             *(["copies inside compiled functions on accelerators"] if gpus else []),
             *_seen_to_miss,
         ]
-
-
-def missing_names() -> list[str]:
-    """Return names that this TensorFlow lacks, without which transfers would not be seen."""
-    return [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in _PATCHED if not hasattr(owner, name)]
 
 
 @contextmanager
@@ -165,9 +157,9 @@ class _Observer:
             return call
 
         with (
-            _replaced(pywrap_tfe, "TFE_Py_FastPathExecute", told_fast),
-            _replaced(pywrap_tfe, "TFE_Py_Execute", told(execute)),
-            _replaced(pywrap_tfe, "TFE_Py_ExecuteCancelable", told(cancelable)),
+            replaced(pywrap_tfe, "TFE_Py_FastPathExecute", told_fast),
+            replaced(pywrap_tfe, "TFE_Py_Execute", told(execute)),
+            replaced(pywrap_tfe, "TFE_Py_ExecuteCancelable", told(cancelable)),
         ):
             yield
 
@@ -249,44 +241,30 @@ class _Observer:
     @contextmanager
     def conversions(self) -> Iterator[None]:
         """Observe arrays and lists that become tensors: `tf.constant`, operands, arguments of compiled functions."""
-        own = vars(_TENSOR)["__init__"]
+        make_tensor = vars(_TENSOR)["__init__"]
 
         def init(this: Any, value: Any, *args: Any, **kwargs: Any) -> None:
-            own(this, value, *args, **kwargs)
+            make_tensor(this, value, *args, **kwargs)
             if type(value) is not _TENSOR and this.ndim and this.dtype not in _ON_HOST:
                 self._put(self._device_of(this.backing_device), "EagerTensor", _nbytes(this), this)
 
-        with _replaced(_TENSOR, "__init__", init):
+        with replaced(_TENSOR, "__init__", init):
             yield
 
     @contextmanager
     def reads(self) -> Iterator[None]:
         """Observe tensors that become NumPy's, for any reason."""
-        own = vars(_BASE)["_numpy"]
+        by_tensor = vars(_BASE)["_numpy"]
 
-        def read(this: Any) -> Any:
-            if not getattr(_state, "reading", False):
-                self._read(this, "numpy")
-            return own(this)
+        with numpy_reads(lambda value: type(value) is _TENSOR, self._read) as is_reading:
 
-        with ExitStack() as stack:
-            stack.enter_context(_replaced(_BASE, "_numpy", read))
-            for name in _READERS:
-                stack.enter_context(_replaced(np, name, self._reader(name, getattr(np, name))))
-            yield
+            def read(this: Any) -> Any:
+                if not is_reading():
+                    self._read(this, "numpy")
+                return by_tensor(this)
 
-    def _reader(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def read(*args: Any, **kwargs: Any) -> Any:
-            if not args or type(args[0]) is not _TENSOR or getattr(_state, "reading", False):
-                return function(*args, **kwargs)
-            self._read(args[0], name)
-            _state.reading = True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                _state.reading = False
-
-        return read
+            with replaced(_BASE, "_numpy", read):
+                yield
 
     def _read(self, tensor: Any, name: str) -> None:
         if tensor.dtype not in _ON_HOST:
@@ -305,31 +283,21 @@ class _Observer:
     @contextmanager
     def copies(self) -> Iterator[None]:
         """Observe `tensor.cpu()` and `tensor.gpu()`, which are not operations."""
-        own = vars(_BASE)["_copy_nograd"]
+        copy_tensor = vars(_BASE)["_copy_nograd"]
 
         def copy(this: Any, *args: Any, **kwargs: Any) -> Any:
-            result = own(this, *args, **kwargs)
+            result = copy_tensor(this, *args, **kwargs)
             if result.backing_device != this.backing_device and this.dtype not in _ON_HOST:
                 source, target = self._device_of(this.backing_device), self._device_of(result.backing_device)
                 self._tell(source, target, "copy", _nbytes(this), result)
             return result
 
-        with _replaced(_BASE, "_copy_nograd", copy):
+        with replaced(_BASE, "_copy_nograd", copy):
             yield
 
 
 _NATIVE = {"f": "float32", "b": "bool", "c": "complex128", "i": "int32", "U": "string", "S": "string"}
 """The dtypes that TensorFlow gives to numbers of Python, by NumPy's kinds."""
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)
 
 
 def _tensors(values: Any) -> Iterator[Any]:
