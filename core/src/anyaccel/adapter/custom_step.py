@@ -6,7 +6,6 @@ import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -177,14 +176,15 @@ class CustomStepRunner(ABC):
         compile_function: Callable[[Callable[..., Any]], Any],
         fatal: tuple[type[Exception], ...] = (),
     ) -> None:
-        with suppress(ValueError):  # it has no signature to look at
-            try:
-                inspect.signature(step).bind(*self.arguments)
-            except TypeError as error:
-                raise PhaseError(
-                    f"the step must accept {len(self.arguments)} arguments, {', '.join(self.arguments)}: {error}",
-                    hint=f"write {self.example}",
-                ) from None
+        try:
+            inspect.signature(step).bind(*self.arguments)
+        except ValueError:
+            pass  # it has no signature to look at
+        except TypeError as error:
+            raise PhaseError(
+                f"the step must accept {len(self.arguments)} arguments, {', '.join(self.arguments)}: {error}",
+                hint=f"write {self.example}",
+            ) from None
         self.step, self._state = step, state
         self._groups = {owner: group for group, owners in layout.groups.items() for owner in owners}
         self._tables = UpdateTables({owner: state.optimizer.rules[group] for owner, group in self._groups.items()}, put)

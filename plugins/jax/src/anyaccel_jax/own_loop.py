@@ -28,6 +28,7 @@ from anyaccel_distributed import Launched
 from anyaccel_distributed.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel_distributed.own_loop.gathering import Part, merged
 from anyaccel_distributed.own_loop.loader import rows_of
+from anyaccel_distributed.own_loop.loop_folder import check_counts, check_same
 from anyaccel_jax import runtime_config
 from anyaccel_jax.array_trees import comes_from, is_keras, is_nnx, is_own_model
 from anyaccel_jax.error_translation import translate_errors
@@ -144,11 +145,6 @@ class JaxLoop(Loop):
         group.separate_messages()
         return group
 
-    def _meet(self, what: str) -> None:
-        if self.num_processes > 1:
-            with self._processes.group.meeting(what):
-                self._processes.gather_plain(None, what.replace("call", "in"))
-
     # -- prepare ---------------------------------------------------------------------------------------------------
 
     def _is_loader(self, candidate: Any) -> bool:
@@ -188,16 +184,14 @@ class JaxLoop(Loop):
                 for name, leaf in _named(value).items()
                 if not _is_global(leaf)
             }
-            every = self._processes.gather_plain(digests, "in loop.prepare()")
-            for rank, other in enumerate(every):
-                name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
-                if name is not None:
-                    number, _, path = name.partition("/")
-                    raise DataError(
-                        f"the processes have different states: {path!r} of process {rank} differs from process 0",
-                        cause=f"one {type(objects[int(number)]).__name__}, created in the same way in all processes",
-                        hint="create it from the same key in all processes: jax.random.key(0)",
-                    )
+            difference = self._processes.first_difference(digests, "in loop.prepare()")
+            if difference is not None:
+                number, _, path = difference[0].partition("/")
+                raise DataError(
+                    f"the processes have different states: {path!r} of process {difference[1]} differs from process 0",
+                    cause=f"one {type(objects[int(number)]).__name__}, created in the same way in all processes",
+                    hint="create it from the same key in all processes: jax.random.key(0)",
+                )
         placed = [self._placed(value) for value in objects]
         if not frozen:
             self._states.prepared += [_Prepared(value) for value in placed]
@@ -385,11 +379,7 @@ class JaxLoop(Loop):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         saved, prepared_states = state["states"], self._states.prepared
-        if len(saved) != len(prepared_states):
-            raise StateError(
-                f"the checkpoint has {len(saved)} states, but this loop has {len(prepared_states)}",
-                hint="prepare the same objects as in the run that wrote the checkpoint, in the same order",
-            )
+        check_counts(state, states=prepared_states)
         for values, prepared in zip(saved, prepared_states, strict=True):
             prepared.check(values)
         for values, prepared in zip(saved, prepared_states, strict=True):
@@ -715,25 +705,17 @@ class _Prepared:
         Raises:
             StateError: It does not; the message has the first name that differs.
         """
-        ours_by_name = _named(self.value)
-        hint = "create the same state as in the run that wrote the checkpoint"
-        for name in dict.fromkeys([*ours_by_name, *saved]):
-            if name not in saved or name not in ours_by_name:
-                where = "this loop's" if name in ours_by_name else "the checkpoint's"
-                raise StateError(
-                    f"the checkpoint belongs to another state: {name!r} is only in {where} state", hint=hint
-                )
-            if not isinstance(ours_by_name[name], jax.Array):
-                continue
-            is_key = jnp.issubdtype(ours_by_name[name].dtype, jax.dtypes.prng_key)
-            ours = jax.eval_shape(jax.random.key_data, ours_by_name[name]) if is_key else ours_by_name[name]
-            theirs = np.asarray(saved[name])
-            if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
-                raise StateError(
-                    f"the checkpoint belongs to another state: {name!r} is {theirs.dtype}{list(theirs.shape)} "
-                    f"there, but {ours.dtype}{list(ours.shape)} here",
-                    hint=hint,
-                )
+        ours: dict[str, Any] = {}
+        theirs: dict[str, Any] = dict.fromkeys(saved)
+        for name, leaf in _named(self.value).items():
+            ours[name] = None
+            if name in saved and isinstance(leaf, jax.Array):
+                is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+                spec = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
+                array = np.asarray(saved[name])
+                ours[name] = f"{spec.dtype}{list(spec.shape)}"
+                theirs[name] = f"{array.dtype}{list(array.shape)}"
+        check_same("state", "is", ours, theirs)
 
 
 class _Padding:

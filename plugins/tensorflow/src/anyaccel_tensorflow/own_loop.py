@@ -24,6 +24,7 @@ from anyaccel.user_level import user_level
 from anyaccel_distributed.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel_distributed.own_loop.loader import Window
 from anyaccel_distributed.own_loop.loop import OF_MODELS
+from anyaccel_distributed.own_loop.loop_folder import check_counts, check_same
 from anyaccel_distributed.own_loop.processes import is_out_of_memory
 from anyaccel_tensorflow.object_location import is_optimizer
 from anyaccel_tensorflow.shape_inference import batch_coupling
@@ -138,11 +139,6 @@ class TensorFlowLoop(Loop):
         if not self._is_begun:  # later, it would change the order of new data sets in one process only
             tf.random.set_seed(seed % 2**31)
 
-    def _meet(self, what: str) -> None:
-        if self.num_processes > 1:
-            with self._processes.group.meeting(what):
-                self._processes.gather_plain(None, what.replace("call", "in"))
-
     def _check_exchanges_apart(self) -> None:
         if any(model.trained for model in self._models):
             raise ConfigError(
@@ -225,16 +221,15 @@ class TensorFlowLoop(Loop):
         digests = {
             name: _digest([read(v).numpy()]) for name, v in {**variables.parameters, **variables.buffers}.items()
         }
-        every = self._processes.gather_plain(digests, "in loop.prepare()")
-        for rank, other in enumerate(every):
-            name = next((name for name in {**every[0], **other} if every[0].get(name) != other.get(name)), None)
-            if name is not None:
-                raise DataError(
-                    f"the processes have different {type(model).__name__} models: {name!r} of process {rank} differs "
-                    "from process 0",
-                    hint="create the model after the Loop, which seeds all processes "
-                    "equally, or seed them yourself: keras.utils.set_random_seed(0)",
-                )
+        difference = self._processes.first_difference(digests, "in loop.prepare()")
+        if difference is not None:
+            name, rank = difference
+            raise DataError(
+                f"the processes have different {type(model).__name__} models: {name!r} of process {rank} differs "
+                "from process 0",
+                hint="create the model after the Loop, which seeds all processes "
+                "equally, or seed them yourself: keras.utils.set_random_seed(0)",
+            )
 
     def _add_optimizer(self, optimizer: Any) -> None:
         if _prepared.get(id(optimizer)) is optimizer:
@@ -670,27 +665,10 @@ class TensorFlowLoop(Loop):
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        for what, mine in (("models", self._models), ("optimizers", self._optimizers), ("others", self._others)):
-            if len(state[what]) != len(mine):
-                raise StateError(
-                    f"the checkpoint has {len(state[what])} {what}, but this loop has {len(mine)}",
-                    hint="prepare the same objects as in the run that wrote the checkpoint, in the same order",
-                )
+        check_counts(state, models=self._models, optimizers=self._optimizers, others=self._others)
         for saved, model in zip(state["models"], self._models, strict=True):
-            variables = model.variables
-            hint = "create the same model as in the run that wrote the checkpoint"
-            for label in dict.fromkeys([*variables, *saved]):
-                if label not in saved or label not in variables:
-                    where = "this loop's" if label in variables else "the checkpoint's"
-                    raise StateError(
-                        f"the checkpoint belongs to another model: {label!r} is only in {where} model", hint=hint
-                    )
-                ours, theirs = list(variables[label].shape), list(saved[label].shape)
-                if ours != theirs:
-                    raise StateError(
-                        f"the checkpoint belongs to another model: {label!r} has shape {theirs} there, but {ours} here",
-                        hint=hint,
-                    )
+            ours = {name: list(variable.shape) for name, variable in model.variables.items()}
+            check_same("model", "has shape", ours, {name: list(array.shape) for name, array in saved.items()})
         for saved, prepared in zip(state["optimizers"], self._optimizers, strict=True):
             prepared.check_state(saved)
         for saved, model in zip(state["models"], self._models, strict=True):

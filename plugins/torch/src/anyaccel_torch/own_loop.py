@@ -35,11 +35,12 @@ from torch.utils.data import (
 )
 
 from anyaccel.containers import map_leaves
-from anyaccel.errors import ConfigError, DataError, StateError
+from anyaccel.errors import ConfigError, DataError
 from anyaccel.rng import key
 from anyaccel.user_level import user_level
 from anyaccel_distributed.own_loop import Loop, LoopLoader, OwnLoops, Share
 from anyaccel_distributed.own_loop.loader import Window, bounds, digest, rows_of
+from anyaccel_distributed.own_loop.loop_folder import check_counts, check_same
 from anyaccel_distributed.own_loop.processes import LoopProcesses
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.module_traits import batch_coupling
@@ -237,17 +238,15 @@ class TorchLoop(Loop):
             if isinstance(tensor, Tensor):
                 values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
                 own[name] = hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
-        every = self._processes.gather_plain(own, "in loop.prepare()")
-        for rank, other in enumerate(every):
-            different = next((name for name in own if every[0].get(name) != other.get(name)), None)
-            if different is not None or every[0].keys() != other.keys():
-                name = different or next(iter(every[0].keys() ^ other.keys()))
-                raise DataError(
-                    f"the processes have different {type(module).__name__} models: {name!r} of process {rank} differs "
-                    "from process 0",
-                    hint="create the model after the Loop, which seeds all processes "
-                    "equally, or seed them yourself: torch.manual_seed(0)",
-                )
+        difference = self._processes.first_difference(own, "in loop.prepare()")
+        if difference is not None:
+            name, rank = difference
+            raise DataError(
+                f"the processes have different {type(module).__name__} models: {name!r} of process {rank} differs "
+                "from process 0",
+                hint="create the model after the Loop, which seeds all processes "
+                "equally, or seed them yourself: torch.manual_seed(0)",
+            )
 
     def _check_norms(self, module: nn.Module) -> None:
         name = batch_coupling(module)
@@ -572,14 +571,9 @@ class TorchLoop(Loop):
         return {**states, "others": others, "scaler": scaler}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        for what, mine in (("models", self._models), ("optimizers", self._optimizers), ("others", self._others)):
-            if len(state[what]) != len(mine):
-                raise StateError(
-                    f"the checkpoint has {len(state[what])} {what}, but this loop has {len(mine)}",
-                    hint="prepare the same objects as in the run that wrote the checkpoint, in the same order",
-                )
+        check_counts(state, models=self._models, optimizers=self._optimizers, others=self._others)
         for saved, model in zip(state["models"], self._models, strict=True):
-            _check_fits(saved, self.unwrap(model.module))
+            check_same("model", "has shape", _shapes(self.unwrap(model.module).state_dict()), _shapes(saved))
         if self.sharding == "full" and self.num_processes > 1:
             from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_state_dict
 
@@ -1177,22 +1171,8 @@ class _KeyedDataset(Dataset[Any]):
             random.setstate(kept[2])
 
 
-def _check_fits(saved: Mapping[str, Any], module: nn.Module) -> None:
-    current = module.state_dict()
-    for name in dict.fromkeys([*current, *saved]):
-        if name not in saved or name not in current:
-            where = "this loop's" if name in current else "the checkpoint's"
-            raise StateError(
-                f"the checkpoint belongs to another model: {name!r} is only in {where} model",
-                hint="create the same model as in the run that wrote the checkpoint",
-            )
-        ours, theirs = getattr(current[name], "shape", None), getattr(saved[name], "shape", None)
-        if ours is not None and theirs is not None and tuple(ours) != tuple(theirs):
-            raise StateError(
-                f"the checkpoint belongs to another model: {name!r} has shape {list(theirs)} there, but {list(ours)} "
-                "here",
-                hint="create the same model as in the run that wrote the checkpoint",
-            )
+def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
+    return {name: list(value.shape) if hasattr(value, "shape") else None for name, value in state.items()}
 
 
 def _plain(state: Any) -> Any:

@@ -20,7 +20,7 @@ ADAMW = Optimizer("adamw", lr=0.05, weight_decay=0.1, schedule=Schedule("step", 
 BOTH = "both"
 
 
-def two_models(harness: Harness, left: Any, right: Any, optimizer: Optimizer = ADAMW) -> Segment:
+def two_models(harness: Harness, left: Any, right: Any) -> Segment:
     """Return `left` from x to p with a loss against t, `right` from z to q with a loss against u; one parameter
     group.
     """
@@ -32,7 +32,7 @@ def two_models(harness: Harness, left: Any, right: Any, optimizer: Optimizer = A
         inputs={name: (spec, harness.device) for name, spec in f32.items()},
         outputs=("p", "q"),
         losses=(replace(term, on="left"), replace(term, label="right", on="right", inputs=("q", "u"))),
-        groups=(ParameterGroup(GROUP, optimizer, ("left", "right")),),
+        groups=(ParameterGroup(GROUP, ADAMW, ("left", "right")),),
         needs_pullback=("x", "z"),
     )
 

@@ -196,9 +196,9 @@ def y_dtype(harness: Harness, y: Any) -> Any:
     return harness.to_numpy(y).dtype
 
 
-def derivative(case: Case, outputs: Array, targets: Array, step: float = 1e-6) -> Array:
+def derivative(case: Case, outputs: Array, targets: Array) -> Array:
     """The derivative of the case's mean by each output, by central differences in float64."""
-    result = np.zeros(outputs.shape)
+    result, step = np.zeros(outputs.shape), 1e-6
     for index in np.ndindex(*outputs.shape):
         shift = np.zeros(outputs.shape)
         shift[index] = step

@@ -177,6 +177,45 @@ class LoopFolder(CheckpointFolder):
         return checkpoint
 
 
+def check_counts(state: Mapping[str, Sequence[Any]], **prepared: Sequence[Any]) -> None:
+    """Check that a checkpoint has as many objects of each kind as are prepared.
+
+    Raises:
+        StateError: It has not.
+    """
+    for kind, objects in prepared.items():
+        if len(state[kind]) != len(objects):
+            raise StateError(
+                f"the checkpoint has {len(state[kind])} {kind}, but this loop has {len(objects)}",
+                hint="prepare the same objects as in the run that wrote the checkpoint, in the same order",
+            )
+
+
+def check_same(kind: str, verb: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Check that the arrays of an object, and of what a checkpoint has for it, have the same names and descriptions.
+
+    Args:
+        kind: Kind of the object, such as `"model"`.
+        verb: Words between a name and a description, such as `"has shape"`.
+        ours, theirs: Descriptions by name, in the loop and in the checkpoint; None is not compared.
+
+    Raises:
+        StateError: They differ; the message has the first name that does.
+    """
+    for name in dict.fromkeys([*ours, *theirs]):
+        if name not in theirs or name not in ours:
+            where = "this loop's" if name in ours else "the checkpoint's"
+            difference = f"is only in {where} {kind}"
+        elif None not in (ours[name], theirs[name]) and ours[name] != theirs[name]:
+            difference = f"{verb} {theirs[name]} there, but {ours[name]} here"
+        else:
+            continue
+        raise StateError(
+            f"the checkpoint belongs to another {kind}: {name!r} {difference}",
+            hint=f"create the same {kind} as in the run that wrote the checkpoint",
+        )
+
+
 def _read(storage: saved_folder.Storage) -> LoopCheckpoint:
     manifest, arrays = saved_folder.read(storage, PART)
     return LoopCheckpoint.from_parts(manifest[PART], arrays)

@@ -94,6 +94,21 @@ class LoopProcesses:
             )
         return [other for _, _, other in every]
 
+    def first_difference(self, digests: Mapping[str, str], call: str) -> tuple[str, int] | None:
+        """Return the first name with another digest than in process 0, or missing in one, and the rank; None if all
+        processes have the same.
+
+        Args:
+            digests: Digests of this process, by name.
+            call: See `gather_plain`.
+        """
+        every = self.gather_plain(dict(digests), call)
+        for rank, other in enumerate(every):
+            for name in {**every[0], **other}:
+                if every[0].get(name) != other.get(name):
+                    return name, rank
+        return None
+
     def check_memory(self) -> None:
         """Within `try_together`, end if another process is out of memory.
 

@@ -73,9 +73,9 @@ class StoredTensor(torch.Tensor):
         args, kwargs = tree_map(_read, (args, dict(kwargs or {})))
         return func(*args, **kwargs)
 
-    def likeness(self, requires_grad: bool, device: torch.device | None = None) -> StoredTensor:
+    def likeness(self, requires_grad: bool) -> StoredTensor:
         """Return another tensor for the same values in the file."""
-        return StoredTensor(self.saved, self.dtype, device or self.device, requires_grad)
+        return StoredTensor(self.saved, self.dtype, self.device, requires_grad)
 
     @property
     def data(self) -> Tensor:
