@@ -145,6 +145,11 @@ class JaxLoop(Loop):
         group.separate_messages()
         return group
 
+    def _meet(self, what: str) -> None:
+        if self.num_processes > 1:
+            with self._processes.group.meeting(what):
+                self._processes.gather_plain(None, what.replace("call", "in"))
+
     # -- prepare ---------------------------------------------------------------------------------------------------
 
     def _is_loader(self, candidate: Any) -> bool:

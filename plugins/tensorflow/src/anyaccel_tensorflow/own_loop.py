@@ -139,6 +139,11 @@ class TensorFlowLoop(Loop):
         if not self._is_begun:  # later, it would change the order of new data sets in one process only
             tf.random.set_seed(seed % 2**31)
 
+    def _meet(self, what: str) -> None:
+        if self.num_processes > 1:
+            with self._processes.group.meeting(what):
+                self._processes.gather_plain(None, what.replace("call", "in"))
+
     def _check_exchanges_apart(self) -> None:
         if any(model.trained for model in self._models):
             raise ConfigError(

@@ -418,9 +418,6 @@ class Loop(AttributeHints):
         Raises:
             FrameworkError: Other processes are at a different point.
         """
-        if self.num_processes > 1:
-            with self._processes.group.meeting(what):
-                self._processes.gather_plain(None, what.replace("call", "in"))
 
     def _seed_framework(self, seed: int) -> None:
         """Seed the framework's global generators, if it has any."""
