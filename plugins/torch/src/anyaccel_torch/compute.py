@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from types import FunctionType
@@ -90,12 +89,11 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         """Return the signature of the module's `forward`, or of a Keras layer's `call`; None where it is not known."""
         from torch import nn
 
-        if "keras" in sys.modules:
-            from anyaccel_torch import keras
+        from anyaccel_torch import keras
 
-            library = keras.library()
-            if library.is_layer(model):
-                return library.signature(model)
+        library = keras.library()
+        if library.is_layer(model):
+            return library.signature(model)
         try:
             return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
         except (TypeError, ValueError):
@@ -145,6 +143,9 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         """Return a reason for models of Keras, and for those that split batches themselves."""
         import torch
 
+        from anyaccel_torch import keras
+        from anyaccel_torch.keras_remat import remat_reason
+
         for part in model.modules():
             if isinstance(part, torch.nn.DataParallel):
                 return (
@@ -153,13 +154,9 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         for parameter in model.parameters():
             if parameter.is_inference():
                 return "parameters created in torch.inference_mode() have no gradients; create the model outside of it"
-        if "keras" in sys.modules:
-            from anyaccel_torch import keras
-            from anyaccel_torch.keras_remat import remat_reason
-
-            for layer in keras.outermost(model):
-                if reason := keras.library().untrainable_reason(layer) or remat_reason(layer):
-                    return reason
+        for layer in keras.outermost(model):
+            if reason := keras.library().untrainable_reason(layer) or remat_reason(layer):
+                return reason
         return ""
 
     def data_format(self, model: Any) -> tuple[str, str]:
@@ -170,12 +167,10 @@ class TorchCompute(TorchPlacement, KeywordCompute):
 
     def build(self, segment: Segment) -> Program:
         """Return a `TorchProgram`, which trains the user's modules in place."""
+        from anyaccel_torch import keras
         from anyaccel_torch.program import TorchProgram
 
-        if "keras" in sys.modules:
-            from anyaccel_torch import keras
-
-            warn_of_activations(keras.library(), segment)
+        warn_of_activations(keras.library(), segment)
         with translate_errors(f"the program of segment {segment.label!r}, with its optimizer state"):
             return TorchProgram(segment, self.native_device)
 

@@ -66,7 +66,7 @@ def bind_call(
     device of a scope. Losses that they add themselves (regularizers) are not among the outputs, but in training their
     gradient is included.
     """
-    layers = keras.outermost(model) if "keras" in sys.modules and isinstance(model, nn.Module) else []
+    layers = keras.outermost(model) if isinstance(model, nn.Module) else []
     if not layers:
         if layout is in_training is POSITIONAL:
             return model  # type: ignore[no-any-return]

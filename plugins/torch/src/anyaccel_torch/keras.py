@@ -1,7 +1,6 @@
 """Keras layers that run on torch: they are modules, but keep values, seeds and sublayers where torch does not look.
 
-Keras is never imported here: without that import, no model can be a Keras model. So what every phase passes asks
-`"keras" in sys.modules` first.
+Keras is never imported here: without that import, no model can be a Keras model.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,9 +21,8 @@ from anyaccel_torch.error_translation import first_line, translate_errors
 def submodules(module: nn.Module) -> list[nn.Module]:
     """Return the module and every module in it, each once."""
     known = dict.fromkeys(module.modules())
-    if "keras" in sys.modules:
-        for _, part in keras.contents(module).modules:
-            known.setdefault(part)
+    for _, part in keras.contents(module).modules:
+        known.setdefault(part)
     return list(known)
 
 
@@ -54,7 +52,7 @@ def plain_names(module: nn.Module) -> Callable[[str], str]:
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return trainable and frozen parameters by name, shared ones under their first name; without Keras's states."""
-    if "keras" in sys.modules and keras.outermost(module):
+    if keras.outermost(module):
         return keras.contents(module).parameters
     plain = plain_names(module)
     return {plain(name): parameter for name, parameter in module.named_parameters()}
@@ -106,12 +104,10 @@ def move_module(module: nn.Module, target: torch.device) -> nn.Module:
     Raises:
         MoveError: values of Keras cannot be moved in place, as to torch's `meta`.
     """
-    of_keras: list[Tensor] = []
-    if "keras" in sys.modules:
-        contents = keras.contents(module)
-        of_keras += [*contents.parameters.values(), *contents.states.values()]
-        for _, part in contents.modules:
-            of_keras += part.buffers(recurse=False)
+    contents = keras.contents(module)
+    of_keras: list[Tensor] = [*contents.parameters.values(), *contents.states.values()]
+    for _, part in contents.modules:
+        of_keras += part.buffers(recurse=False)
     for variable in of_keras:
         if variable.device != target:
             kind = type(module).__name__

@@ -7,7 +7,6 @@ Shapes are found by running it on zeros, on samples, or without values.
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -154,7 +153,7 @@ def infer_outputs(
         ShapeError: the model does not take the inputs, returns no tensors, or no output has a batch.
     """
     call = ProbeLayout(arguments)
-    for layer in keras.outermost(model) if "keras" in sys.modules else ():
+    for layer in keras.outermost(model):
         keras.library().refuse_stateful(layer)
     # Initialize unbuilt parameters: of built-in models from their spec, of torch and Keras by a batch of zeros.
     if isinstance(model, BuiltinModel):
@@ -285,8 +284,8 @@ def input_dtype(model: nn.Module) -> str | None:
     """Return the dtype of the first floating parameter, or the one that an unbuilt built-in or Keras model will
     have.
     """
-    is_keras = "keras" in sys.modules and bool(keras.outermost(model))
-    for parameter in keras.contents(model).parameters.values() if is_keras else model.parameters():
+    held = keras.contents(model).parameters.values() if keras.outermost(model) else model.parameters()
+    for parameter in held:
         if parameter.is_floating_point():
             return dtype_name(parameter.dtype)
     dtypes = (part.spec.dtype for part in model.modules() if isinstance(part, BuiltinModel))
@@ -298,7 +297,7 @@ def is_built(model: nn.Module) -> bool:
     for part in model.modules():
         if isinstance(part, BuiltinModel) and not part.is_built:
             return False
-    if "keras" in sys.modules and keras.unbuilt(model):
+    if keras.unbuilt(model):
         return False
     return not any(map(is_lazy, chain(model.parameters(), model.buffers())))
 
@@ -309,7 +308,7 @@ def _size(model: nn.Module) -> str:
     A model may already have a part without values (parameters, no buffers). Keras copies a model through a file, with
     all values.
     """
-    if "keras" in sys.modules and keras.outermost(model):
+    if keras.outermost(model):
         return ""
     n_parameters, n_bytes, on_meta = 0, 0, set()
     for parameter in model.parameters():

@@ -293,14 +293,11 @@ def _copied(
     state: Mapping[Tensor, Mapping[str, Any]], groups: Iterable[Mapping[str, Any]]
 ) -> tuple[dict[Tensor, dict[str, Any]], list[dict[str, Any]]]:
     """Return copies of states by parameter, and of groups, whose parameters stay the same objects."""
-    states: dict[Tensor, dict[str, Any]] = {}
-    for parameter, values in state.items():
-        states[parameter] = copied_state(values)
+    states = {parameter: copied_state(values) for parameter, values in state.items()}
     copied_groups: list[dict[str, Any]] = []
     for group in groups:
-        others = dict(group)
-        parameters = list(others.pop("params"))
-        copied_groups.append({"params": parameters, **copy.deepcopy(others)})
+        others = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
+        copied_groups.append({"params": list(group["params"]), **others})
     return states, copied_groups
 
 

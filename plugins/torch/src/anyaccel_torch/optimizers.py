@@ -24,7 +24,7 @@ from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel.user_level import user_level
 from anyaccel_torch import array_functions, divided_gradients, keras
-from anyaccel_torch.divided_gradients import lists_of_one_kind
+from anyaccel_torch.divided_gradients import is_dtensor, lists_of_one_kind
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.keras import constrained_step
 from anyaccel_torch.optimizer_state import (
@@ -91,16 +91,14 @@ class GroupOptimizer:
         self.members = members
         self.parameters: list[nn.Parameter] = []
         self._node: dict[nn.Parameter, str] = {}
-        self._divided = False  # whether some are DTensors
         self._counted: list[tuple[str, tuple[nn.Parameter, ...]]] = []
         for node, named in members.items():
             self.parameters += named.values()
-            for parameter in named.values():
-                self._node[parameter] = node
-                self._divided = self._divided or hasattr(parameter, "device_mesh")
+            self._node.update(dict.fromkeys(named.values(), node))
             if named:
                 self._counted.append((node, tuple(named.values())))
         self._alike = lists_of_one_kind(self.parameters) if self.spec.clip_value is not None else []
+        self._divided = any(map(is_dtensor, self.parameters))
         self._grouped = grouped_settings(self.spec, members) if self.spec.groups else {}
         self.constraints: dict[nn.Parameter, Callable[[Any], Any]] = {}
         for parameter, constraint in (constraints or {}).items():
@@ -412,7 +410,7 @@ def create_optimizer(
     by_settings: dict[Any, dict[str, Any]] = {}
     types, is_narrow, is_floating, is_divided = set(), False, True, False
     for parameter in parameters:
-        device_type, divided = parameter.device.type, hasattr(parameter, "device_mesh")
+        device_type, divided = parameter.device.type, is_dtensor(parameter)
         types.add(device_type)
         is_narrow, is_divided = is_narrow or (parameter.itemsize < 4 and device_type == "cpu"), is_divided or divided
         is_floating = is_floating and parameter.is_floating_point()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -234,7 +233,7 @@ def create_groups(
             states[label] = continued[id(model)]
     variables: dict[nn.Parameter, Any] = {}
     constraints: dict[nn.Parameter, Callable[[Any], Any]] = {}
-    for module in modules if "keras" in sys.modules else ():
+    for module in modules:
         for layer in keras.outermost(module):
             for variable in layer.trainable_variables:
                 variables[variable.value] = variable
@@ -359,8 +358,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         self._seeds: list[nn.Parameter] = []  # states of Keras that random numbers are drawn from
         for module in self._modules:
             named[module] = parameters(module)
-            if "keras" in sys.modules:
-                self._seeds += keras.contents(module).seeds
+            self._seeds += keras.contents(module).seeds
         self._modes = TrainingModes(self._modules, as_is)
         self._random = RandomState(self._devices, self._seeds)
         self._groups = create_groups(segment, self._models, self._losses, named)

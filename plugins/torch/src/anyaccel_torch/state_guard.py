@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -36,9 +35,7 @@ class TrainingModes:
         for module in modules:
             for part in submodules(module):
                 self._saved[part] = part.training
-        self._as_is: dict[nn.Module, list[nn.Module]] = {}
-        for module in as_is:
-            self._as_is[module] = [part for part in submodules(module) if part.training]
+        self._as_is = {module: [part for part in submodules(module) if part.training] for module in as_is}
         self._entered: set[nn.Module] = set()
 
     def enter(self, module: nn.Module, *, training: bool) -> None:
@@ -73,7 +70,7 @@ class BufferSnapshot:
         parts: dict[nn.Module, None] = {}
         for module in modules:
             parts.update(dict.fromkeys(submodules(module)))
-            for state in keras.contents(module).states.values() if "keras" in sys.modules else ():
+            for state in keras.contents(module).states.values():
                 self._states.append((state, state.detach().clone()))
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         for part in parts:
@@ -105,9 +102,7 @@ class RandomState:
                 self._saved[device] = torch.get_rng_state()
             elif device.type != "meta":
                 self._saved[device] = torch.get_device_module(device).get_rng_state(device)
-        self._seeds: list[tuple[nn.Parameter, Tensor]] = []
-        for state in seed_states:
-            self._seeds.append((state, state.detach().clone()))
+        self._seeds = [(state, state.detach().clone()) for state in seed_states]
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -36,9 +36,7 @@ def gathered_blocks(
     columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, stop: int, batch: int, max_bytes: int
 ) -> Iterator[list[Tensor]]:
     """Yield rows `order[start:stop]` of each column, gathered for several batches together, in at most `max_bytes`."""
-    row_bytes = 0
-    for column in columns:
-        row_bytes += math.prod(column.shape[1:]) * column.element_size()
+    row_bytes = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
     n_rows = batch * max(1, max_bytes // max(1, row_bytes * batch))
     for begin in range(start, stop, n_rows):
         end = min(begin + n_rows, stop)

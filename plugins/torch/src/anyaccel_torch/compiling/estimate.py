@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import sys
 import tempfile
 import time
 from functools import cache
@@ -51,7 +50,7 @@ def estimate_compile(request: CompileRequest, batch: int) -> CompileEstimate | N
         check_optimizers(request)
     except CompileError:
         return None
-    if "keras" in sys.modules and keras.outermost(request.module):
+    if keras.outermost(request.module):
         return None
     if request.device.type == "cuda":
         return CompileEstimate(*CUDA_GRAPH_ESTIMATE)
