@@ -480,6 +480,8 @@ def test_metrics_of_several_scaled_targets_are_in_their_units():
         (["0x1F", "0XA0"], [31, 160]),
         (["0x1F", "17"], [31, 17]),
         (["0x1F", None], [31, None]),
+        (["0x1F", "1,234"], [31, 1234]),
+        (["0x1F", "$17"], [31, 17]),
         (["0xFFFFFFFFFFFFFFFF", "0x1"], [2**64 - 1, 1]),
     ],
 )
@@ -518,6 +520,13 @@ def test_integers_that_floats_do_not_hold_are_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(frame(time=times))  # floats hold whole seconds of nanoseconds
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(frame(same=np.full(240, 2**53 + 1)))
+    assert not any("beyond 2**53" in str(warning.message) for warning in caught)  # it is left out
+    largest = np.array([2**63 - 1, -(2**63), 2**53 + 1, 3] * 60)
+    with pytest.warns(TableWarning, match=r"'id' \(in 120 of 240 rows\)"):
+        fit(frame(id=largest))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(frame(id=ids), drop=["id"])

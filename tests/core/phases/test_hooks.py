@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import HOOKS, hookimpl
 from anyaccel.numpy_backend import Dense, NumpyBackend, simulate
 from anyaccel.phases import Callback, Run, TrainPhase
+from anyaccel.phases.memory_error import release_frames
 from anyaccel.plugin_testing import plugin_module
 from anyaccel.specs import Optimizer
 
@@ -307,8 +309,8 @@ class Shared:
         self.fails = fails
 
     @hookimpl
-    def epoch_end(self):
-        if self.fails:
+    def epoch_end(this):
+        if this.fails:
             raise Oops("no")
 
 
@@ -320,6 +322,23 @@ def test_of_plugins_that_share_a_method_the_one_whose_object_failed_is_named(num
     with pytest.raises(Oops) as caught:
         experiment(line()).run_phase(train())
     assert caught.value.__notes__ == ["raised in epoch_end of plugin brk"]
+
+
+def test_what_a_hook_held_is_free_after_its_frames_are_released(numpy_only, line, experiment, train):
+    held = []
+
+    def runs_out():
+        rows = np.ones(9)
+        held.append(weakref.ref(rows))
+        raise MemoryError("no room")
+
+    numpy_only.register(plugin_module("big", epoch_end=runs_out), "big")
+    with pytest.raises(MemoryError) as caught:
+        experiment(line()).run_phase(train())
+    error = caught.value
+    del caught
+    release_frames(error)
+    assert error.__notes__ == ["raised in epoch_end of plugin big"] and held[0]() is None
 
 
 def oom(graph, ours, train, monkeypatch, callback):

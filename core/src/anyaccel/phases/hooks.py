@@ -150,13 +150,17 @@ def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:
         hook(**arguments)
     except Exception as error:
         implementations = hook.get_hookimpls()
-        calls = [(frame.f_code, frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         passed: list[str] = []
         for implementation in implementations:
             function = implementation.function
             code, owner = getattr(function, "__code__", None), getattr(function, "__self__", None)
-            if any(code is called and (owner is None or owner is instance) for called, instance in calls):
-                passed.append(implementation.plugin_name)  # trackers share a method, each with an instance of its own
+            for frame in frames:  # trackers share a method, each with an instance of its own
+                # what is read of a frame's variables is kept in it: read is only that of a method
+                if frame.f_code is code and (owner is None or frame.f_locals.get(code.co_varnames[0]) is owner):
+                    passed.append(implementation.plugin_name)
+                    break
+        del frames, frame
         plugins = passed or [implementation.plugin_name for implementation in implementations]
         error.add_note(f"raised in {hook.name} of plugin {', '.join(plugins)}")
         raise

@@ -366,7 +366,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         rows.
         """
         every = [self._buffers(program) for program in self._programs]
-        return [name for name in every[0] if len({random_state[name].tobytes() for random_state in every}) > 1]
+        return [name for name in every[0] if len({buffers[name].tobytes() for buffers in every}) > 1]
 
     def _buffers(self, program: Program) -> dict[str, np.ndarray]:
         """Return floating buffers of trained nodes of a replica; others are counters or random states."""

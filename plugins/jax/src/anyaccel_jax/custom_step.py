@@ -224,7 +224,7 @@ class Values(NamedTuple):
 
 
 class CustomStep(CustomStepRunner):
-    """A custom step of (state, batch), whose state is in this object between steps."""
+    """A custom step of (state, batch); counts and buffers are in this object between steps."""
 
     arguments = ("state", "batch")
     example = "def step(state, batch): ... return {**state, 'NODE': changed}, {'loss': loss}"
@@ -240,7 +240,10 @@ class CustomStep(CustomStepRunner):
         off: bool,
     ) -> None:
         devices = layout.owner_device
-        put = lambda owner, column: ops.move(jnp.asarray(column), devices[owner])  # noqa: E731
+
+        def put(owner: Any, column: Any) -> Any:
+            return ops.move(jnp.asarray(column), devices[owner])
+
         super().__init__(step, segment, ops, layout, state, off=off, put=put, compile_function=jax.jit)
         self._functions = {
             label: _functions(label, layout, self._groups, ops, state.optimizer) for label in layout.models

@@ -180,8 +180,8 @@ class _Observer:
         """Observe arrays that become NumPy's, for any reason; cached copies are not copied again."""
         by_array: Any = _ARRAY.__dict__["_value"]
 
-        def is_read(array: Any) -> bool:
-            return type(array) is _ARRAY and array._npy_value is None
+        def is_read(converted: Any) -> bool:
+            return type(converted) is _ARRAY and converted._npy_value is None
 
         with numpy_reads(is_read, self._read) as is_reading:
 

@@ -186,7 +186,7 @@ class Parser:
         product = product_named(name)
         if product is None:
             kinds = list(dict.fromkeys([*KINDS, *self._more_kinds()]))
-            names = {str(name).lower(): name for name in [*kinds, "any", *product_names()]}
+            names = {str(option).lower(): option for option in [*kinds, "any", *product_names()]}
             hint = did_you_mean(word.lower(), names, f"write for example {_EXAMPLES}")
             close = re.fullmatch(r"did you mean '(.*)'\?", hint)
             hint = f"did you mean {names[close.group(1)]!r}?" if close else hint

@@ -37,7 +37,9 @@ class CustomStep(CustomStepRunner):
         *,
         off: bool,
     ) -> None:
-        put = lambda owner, column: column  # noqa: E731  (`run` assigns it to the variables)
+        def put(owner: Any, column: Any) -> Any:
+            return column  # `run` assigns it to the variables
+
         super().__init__(
             step, segment, ops, layout, state, off=off, put=put, compile_function=compiled, fatal=(tf.errors.OpError,)
         )

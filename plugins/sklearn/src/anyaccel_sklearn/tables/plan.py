@@ -91,7 +91,7 @@ def treatment_of(
             described = _date(name, times)
         else:
             described = _number(name, values)
-            if n_inexact := _n_inexact(values):
+            if described[0] and (n_inexact := _n_inexact(values)):
                 inexact[name] = n_inexact
             if found := _stand_in(numbers(name, values)):
                 stand_ins[name] = found
@@ -301,7 +301,10 @@ def _n_inexact(column: Any) -> int:
     least, most = compute.min_max(column).as_py().values()
     if least is None or max(abs(least), abs(most)) <= 2**53:
         return 0
-    return sum(float(value) != value for value in compute.drop_null(column).to_pylist())
+    integers = compute.drop_null(column).to_numpy()
+    floats = integers.astype(np.float64)
+    fits = floats < 2.0 ** (64 if integers.dtype.kind == "u" else 63)  # the largest integers become this float
+    return int(np.sum(~fits)) + int(np.sum(floats[fits].astype(integers.dtype) != integers[fits]))
 
 
 def _dropped(name: str, n_missing: int, n_rows: int, value: Any) -> TableColumn:

@@ -25,7 +25,7 @@ _LIKE = {
 }
 _THOUSANDS = r"^\s*[-+$€£¥]*\s*\d{1,3}(,\d{2,3})*,\d{3}(\.\d*)?\s*[%$€£¥]?\s*$"
 _COMMA, _DOT, _SYMBOLS, _DOTTED = r",", r"\.", r"[%$€£¥]", r"\.\d{3}\.\d{3}"
-_GROUPS = r"^\s*[-+$€£¥]*\s*\d{1,3}(\.\d{3})+(,\d*)?\s*[%$€£¥]?\s*$"
+_DOT_GROUPS = r"^\s*[-+$€£¥]*\s*\d{1,3}(\.\d{3})+(,\d*)?\s*[%$€£¥]?\s*$"
 _DAY_FIRST, _MONTH_FIRST = r"^\s*(1[3-9]|2\d|3[01])[-/.]", r"^\s*\d{1,2}[-/.](1[3-9]|2\d|3[01])[-/.]"
 _YEAR_FIRST = r"^\s*\d{4}[-/.]"
 _SEPARATED = r"^\s*\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
@@ -42,9 +42,12 @@ def code_to_read(name: str, column: Any, what: str) -> str:
     """
     texts, like = f"table[{name!r}]", column.filter(compute.match_substring_regex(column, _LIKE[what]))
     if what == NUMBERS and _share(like, _HEX):  # to_numeric reads none of them
-        others = " if text.strip()[:2].lower() == '0x' else pandas.to_numeric(text, errors='coerce')"
-        is_all = len(like) == len(column) - column.null_count and _share(like, _HEX) == 1
-        return f"{texts}.map(lambda text: int(text, 16){'' if is_all else others}, na_action='ignore')"
+        read = "map(lambda text: int(text, 16), na_action='ignore')"
+        others = column.filter(compute.invert(compute.match_substring_regex(column, _HEX)))
+        if not len(others):
+            return f"{texts}.{read}"
+        hexadecimal = f"{texts}.where({texts}.str.fullmatch({_HEX[1:-1]!r}, na=False))"
+        return f"{code_to_read(name, others, what)}.fillna({hexadecimal}.{read})"
     if what == NUMBERS:
         has_comma, signs = _share(like, _COMMA) > 0, "%$€£¥" if _share(like, _SYMBOLS) else ""
         is_thousands = has_comma and _share(like.filter(compute.match_substring_regex(like, _COMMA)), _THOUSANDS) == 1
@@ -52,7 +55,7 @@ def code_to_read(name: str, column: Any, what: str) -> str:
             texts += f".str.replace('[{signs}{',' if is_thousands else ''} ]', '', regex=True)"
         # 1.234.567 beside 1.5 does not tell what the dots of the column mean; `coerce` then leaves it out
         has_groups = _share(like, _DOTTED) > 0
-        has_groups = has_groups and _share(like.filter(compute.match_substring_regex(like, _DOT)), _GROUPS) == 1
+        has_groups = has_groups and _share(like.filter(compute.match_substring_regex(like, _DOT)), _DOT_GROUPS) == 1
         if (has_comma and not is_thousands) or has_groups:
             texts += ".str.replace('.', '').str.replace(',', '.')"
         return f"pandas.to_numeric({texts}, errors='coerce')"
