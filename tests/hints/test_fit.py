@@ -46,9 +46,6 @@ def test_words_of_others_for_what_fit_returns(hint: Any, tmp_path: Path) -> None
     with hint("see results.loss, and results.figure('val_loss')"):
         _ = model.history
     assert model.results.loss.size == model.results.figure("val_loss").size == 1
-    with hint("write fitted.predict(data)"):
-        model(TABLE)
-    assert model.predict(TABLE).shape == (24,)
     with hint("write fitted.model"):
         _ = model.module_
     assert isinstance(model.model, aa.SequentialMLP)
@@ -437,10 +434,13 @@ def test_weights_of_losses(hint: Any) -> None:
         with hint("for weights, pass a list: loss=[AppliedLoss('mse', {}, weight=0.1), ...]"):
             fitted(table, loss={"u": loss})
     data = aa.FeatureSet.from_dict("rows", {"x": X, "u": X[:, 1]}, ["x"], ["u"])
-    for given, label in ((table, "data"), (data, "rows")):
+    batches = [{"a": X[:, 0], "u": X[:, 1]}]
+    source = aa.IterableSource("stream", batches, features=["a"], target="u")
+    for rows, label in ((table, "data"), (data, "rows"), (source, "stream")):
         with pytest.raises(aa.errors.PhaseError) as error:
-            fitted(given, loss={"u": ("mse", 0.1)})
+            fitted(rows, loss={"u": ("mse", 0.1)})
         assert f"inputs=['outputs', '{label}.u'], label='u', weight=0.1" in error.value.hint
         loss = aa.AppliedLoss("mse", inputs=["outputs", f"{label}.u"], label="u", weight=0.1)
-        part, whole = fitted(given, loss=[loss], target="u"), fitted(given, loss={"u": "mse"})
+        target = "u" if label != "stream" else None
+        part, whole = fitted(rows, loss=[loss], target=target), fitted(rows, loss={"u": "mse"})
         assert part.results.loss.size == whole.results.loss.size == 1

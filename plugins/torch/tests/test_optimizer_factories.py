@@ -87,8 +87,16 @@ def test_an_object_that_begins_again_without_its_moments_says_so(data: aa.Featur
     graph.run(phase, progress="none")
     with pytest.warns(UserWarning, match="the Adam has already trained another graph, .* starts without"):
         train(net, data, adam)
-    with pytest.warns(UserWarning, match="the Adam has already trained another graph, .* starts without"):
+    with pytest.warns(UserWarning, match="the Adam has already trained another graph, .* starts without") as warned:
         by_hand(net, adam)
+    assert warned[0].filename == __file__
+    net = linear()
+    adam = torch.optim.Adam(net.parameters(), lr=0.05)
+    train(net, data, adam)
+    schedule = torch.optim.lr_scheduler.StepLR(adam, 10)  # wraps step()
+    with pytest.warns(UserWarning, match="the Adam has already trained another graph, .* starts without") as warned:
+        by_hand(net, adam)
+    assert warned[0].filename == __file__ and schedule.last_epoch == 0
 
 
 def test_an_object_without_moments_loses_nothing(data: aa.FeatureSet) -> None:

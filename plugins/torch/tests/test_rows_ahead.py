@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,19 @@ def assert_same(given: list, expected: list) -> None:
     assert len(given) == len(expected)
     for left, right in zip(given, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_rows_that_were_not_taken_are_free_with_what_gathered_them() -> None:
+    """At once, not when Python next looks for cycles."""
+    column, rows = COLUMNS[0].clone(), RowsAhead(1000)
+    held = weakref.ref(column)
+    gc.disable()
+    try:
+        assert len(list(rows.take([column], [ORDER], 0, 2, 4))) == 2
+        del column, rows
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("max_bytes", [1, 1000, 2**20])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import CompileEstimate
-from anyaccel.errors import CompileError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.precision import ComputesPrecision
 
@@ -108,15 +107,6 @@ class CompiledStepsLackTheLastBatch(ArrayProgram):
         if self.batch not in (None, batch_size):
             self.restore(before)
         return result
-
-
-@fault("multi_step", "test_compiled_steps_equal_eager_steps")
-class RefusesToCompileWhatItEstimates(ArrayProgram):
-    def estimate_compile(self, max_steps):
-        return CompileEstimate(1.0, 0.5) if self.segment.compile != "off" else None
-
-    def compile(self, columns, orders, batch_size, n_microbatches=1):
-        raise CompileError("the steps cannot be compiled")
 
 
 class CompiledProgramWithoutBuffers(ArrayProgram):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ArgumentError, NaNWarning
+from anyaccel.errors import NaNWarning
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
 FAST = {"epochs": 1, "progress": "none"}
@@ -58,8 +58,8 @@ def test_targets_that_are_nan_are_told(call):
 def test_predictions_of_booleans_are_booleans(shape, tmp_path):
     y = X[:, : shape[-1]].reshape(shape) > 0 if len(shape) == 2 else X[:, 0] > 0
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": y}, ["x"], ["y"])
-    for given in ((X, y), {"x": X, "y": y}, data):
-        fitted = aa.fit(aa.SequentialMLP(y[0].size), given, target="y", loss="binary_cross_entropy", **FAST)
+    for rows in ((X, y), {"x": X, "y": y}, data):
+        fitted = aa.fit(aa.SequentialMLP(y[0].size), rows, target="y", loss="binary_cross_entropy", **FAST)
         predicted = fitted.predict({"x": X})
         expected = fitted.predict({"x": X}, outputs=True) > 0
         assert predicted.dtype == np.bool_ and fitted.classes_.dtype == np.bool_
@@ -69,15 +69,11 @@ def test_predictions_of_booleans_are_booleans(shape, tmp_path):
         fitted.save(tmp_path / "model")
         np.testing.assert_array_equal(aa.load(tmp_path / "model").predict({"x": X}), predicted)
         assert aa.load(tmp_path / "model").predict({"x": X}).dtype == np.bool_
+    shares = np.where(y, 0.75, 0.25)
+    outputs = fitted.predict({"x": X}, outputs=True).reshape(y.shape).astype(float)
+    by_hand = (np.logaddexp(0.0, outputs) - shares * outputs).mean()
+    np.testing.assert_allclose(fitted.evaluate({"x": X, "y": shares}).loss, by_hand, rtol=1e-5)
     numbers = aa.fit(aa.SequentialMLP(y[0].size), (X, y), loss="mse", **FAST)
     assert numbers.predict({"x": X}).dtype.kind == "f", "values between False and True"
     encoded = aa.fit(aa.SequentialMLP(y[0].size), (X, y.astype(int)), loss="binary_cross_entropy", **FAST)
     assert encoded.predict({"x": X}).dtype.kind == "i"
-
-
-def test_a_call_says_predict():
-    fitted = aa.fit(aa.SequentialMLP(1), (X, X[:, 0]), loss="mse", **FAST)
-    with pytest.raises(ArgumentError, match=r"FittedModel cannot be called.* Hint: write fitted\.predict\(data\)"):
-        fitted(X)
-    with pytest.raises(TypeError):
-        fitted()

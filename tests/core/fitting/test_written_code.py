@@ -135,6 +135,21 @@ def test_integers_that_a_loss_of_numbers_compares_are_cast_in_it():
     assert "cast({'value': 'float64'})" in code
 
 
+class Strict(aa.EvalPhase):
+    """Has other defaults than its base, as which the code writes it."""
+
+    default_batch_size = 7
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, strict=True, **settings)
+
+
+def test_a_validation_of_a_class_of_ones_own_is_written_with_what_its_class_sets():
+    data = feature_set(splits=True)
+    fitted = aa.fit(aa.SequentialMLP(1), data, loss="mse", validation=Strict("check", data="val"), epochs=1)
+    assert "EvalPhase('check', data='val', batch_size=7, strict=True)" in fitted.code()
+
+
 def test_a_scaler_by_name_is_in_it():
     pytest.importorskip("anyaccel_sklearn")
     assert "sklearn.preprocessing.RobustScaler()" in check(NUMBERS, **PLAIN, scaler="robust", validation=0.2)

@@ -563,7 +563,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         inputs = prepared.inputs
     else:
         is_set = isinstance(data, (FeatureSet, FeatureSetView))
-        losses = FitLosses(loss, data.label if is_set else LABEL)
+        losses = FitLosses(loss, data.label if is_set or isinstance(data, Source) else LABEL)
         target = losses.targets if target is None else target
         if step is not None:
             _refuse_row_settings(of_rows, "a custom step")
@@ -713,7 +713,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     columns: Any = None
     if isinstance(prepared, TrainingData) and isinstance(prepared.data, FeatureSet) and prepared.booleans:
         columns = source_columns(prepared.data)
-        columns |= {name: {**columns[name], "dtype": "bool"} for name in prepared.booleans}
+        columns |= {name: {**columns[name], "boolean": True} for name in prepared.booleans}
     return FittedModel(experiment, columns=columns, losses=applied, phase=phase, recipe=recipe)
 
 

@@ -124,18 +124,6 @@ class FittedModel(AttributeHints):
         """The trained model itself: the object that `fit` received, unless its framework replaces models."""
         return self.graph.nodes[self._node].model  # type: ignore[union-attr]  # the node of a model
 
-    def __call__(self, *data: Any, **settings: Any) -> Any:
-        """Refuse a call, which a model of a framework would take: a fitted model returns arrays in the target's units.
-
-        Raises:
-            ArgumentError: Always.
-        """
-        raise ArgumentError(
-            f"a {type(self).__name__} cannot be called like a model",
-            available="predict(data); model, the trained model itself, for calls with tensors",
-            hint="write fitted.predict(data)",
-        )
-
     def __repr__(self) -> str:
         """Return the figures of the last and the best epoch, the columns, the devices, and code for next steps."""
         if not any(isinstance(results, TrainResults) for results in self.experiment.history):
@@ -350,8 +338,8 @@ class FittedModel(AttributeHints):
     def _named_classes(self, values: np.ndarray, targets: Sequence[str], loss: Loss | None) -> np.ndarray:
         """Return class indices as the names of their classes, and all values in the target's units."""
         original = self._data.inverse(values, targets) if targets else values
-        dtypes = {self._columns.get(name, {}).get("dtype") for name in targets}
-        if loss is not None and loss.name == YES_OR_NO and dtypes == {"bool"}:
+        were_booleans = bool(targets) and all(self._columns.get(name, {}).get("boolean") for name in targets)
+        if loss is not None and loss.name == YES_OR_NO and were_booleans and np.isin(original, (0, 1)).all():
             return original.astype(bool)  # which were cast to floats for this loss
         return np.array(original.tolist()) if original.dtype == np.object_ else original
 

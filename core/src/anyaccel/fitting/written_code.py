@@ -213,11 +213,11 @@ def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> di
     made, drawn = dict(done), phase.sampler
     default = (TrainPhase if phase.trains else EvalPhase)(phase.label, data="train")  # a subclass may need more
     is_usual = isinstance(drawn, SimpleSampler) and drawn == SimpleSampler(drawn.batch_size, shuffle=phase.trains)
-    for name, parameter in inspect.signature(type(phase).__init__).parameters.items():
+    for name in inspect.signature(type(default).__init__).parameters:
         if name in ("self", "label", "losses", *done):
             continue
         if name == "batch_size":
-            if isinstance(drawn, SimpleSampler) and is_usual and drawn.batch_size != phase.default_batch_size:
+            if isinstance(drawn, SimpleSampler) and is_usual and drawn.batch_size != default.default_batch_size:
                 made[name] = repr(drawn.batch_size)
         elif name == "sampler":
             made |= {} if is_usual else {name: _written(phase.sampler, name)}
@@ -232,7 +232,7 @@ def _settings(phase: PhaseSettings, done: Mapping[str, str], metrics: str) -> di
             made |= {name: f"[{', '.join(texts)}]"} if texts else {}
         else:
             value = getattr(phase, name)
-            if value is not None and value not in (parameter.default, getattr(default, name, None)):
+            if value is not None and value != getattr(default, name):
                 made[name] = _written(value, name)
     return made
 

@@ -145,7 +145,7 @@ class CompilePolicy(LoopExtension):
             if estimate is not None:
                 seconds, left = estimate.compile_seconds, math.inf if self._steps_left is None else self._steps_left
                 timed_enough, saved = min(_TIMED_SECONDS, _TIMED_SHARE * seconds), 1.0 - estimate.step_ratio
-                if seconds <= 0.0 and saved >= 0.0:
+                if _is_free(estimate):
                     self._compile(runner, size, "compiling takes no longer than uncompiled steps")
                 elif not self._timed_steps or self._timed_seconds < timed_enough:
                     self._wait_seconds = timed_enough - self._timed_seconds

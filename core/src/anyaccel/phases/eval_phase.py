@@ -91,10 +91,8 @@ class EvalPhase(Phase):
             read_list("metrics", Metric.from_config),
         ),
         "outputs": Setting(node_labels, save_labels),
-        "replicas": Setting(offered("EvalPhase.replicas", None, 1), keeps_default=True),
-        "batch_size": Setting(
-            batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED, none_leaves=True
-        ),
+        "replicas": Setting(offered("EvalPhase.replicas", None, 1)),
+        "batch_size": Setting(batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED),
         "sampler": Setting(
             samplers,
             lambda phase, kept: UNSAVED if phase.sampled_by is None else samplers_config(kept),

@@ -152,16 +152,20 @@ def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:
         implementations = hook.get_hookimpls()
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         passed: list[str] = []
+        alike: list[str] = []
         for implementation in implementations:
             function = implementation.function
             code, owner = getattr(function, "__code__", None), getattr(function, "__self__", None)
-            for frame in frames:  # trackers share a method, each with an instance of its own
-                # what is read of a frame's variables is kept in it: read is only that of a method
-                if frame.f_code is code and (owner is None or frame.f_locals.get(code.co_varnames[0]) is owner):
-                    passed.append(implementation.plugin_name)
+            for frame in frames:
+                if frame.f_code is code:
+                    alike.append(implementation.plugin_name)
+                    # Trackers share a method, each with an instance of its own. What is read of a frame's variables
+                    # is kept in it, so that only those of a method are read.
+                    if owner is None or frame.f_locals.get(code.co_varnames[0]) is owner:
+                        passed.append(implementation.plugin_name)
                     break
         del frames, frame
-        plugins = passed or [implementation.plugin_name for implementation in implementations]
+        plugins = passed or alike or [implementation.plugin_name for implementation in implementations]
         error.add_note(f"raised in {hook.name} of plugin {', '.join(plugins)}")
         raise
 

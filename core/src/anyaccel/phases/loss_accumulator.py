@@ -85,7 +85,7 @@ class LossAccumulator:
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return sums and weights over everything that was added, by label, in float64. Waits for the devices."""
-        entries = list[tuple[str, float, float]]()
+        new: LossSums = {}
         for losses in self._losses:
             if losses.pairs is None:  # a call of several steps
                 means, weights = _host_columns(losses)
@@ -93,17 +93,12 @@ class LossAccumulator:
                     # By default a mean weighs as much as its batch.
                     size = losses.batch_size * losses.elements.get(label, 1)
                     weight = weights.get(label, np.full(len(column), float(size)))
-                    entries.append((label, float(column @ weight), float(weight.sum())))
+                    _add(new, label, float(column @ weight), float(weight.sum()))
         for _, label, total, weighed in _host_pairs(self._losses):
-            entries.append((label, total, weighed))
-        new: LossSums = {}
-        for label, total, weighed in entries:
-            before = new.get(label, (0.0, 0.0))
-            new[label] = before[0] + total, before[1] + weighed
+            _add(new, label, total, weighed)
         sums = dict(self._before)
-        for label, (total, weighed) in self._total(new).items():
-            before = sums.get(label, (0.0, 0.0))
-            sums[label] = before[0] + total, before[1] + weighed
+        for label, pair in self._total(new).items():
+            _add(sums, label, *pair)
         return sums
 
     def first_not_finite(self) -> dict[str, tuple[int, float]]:
@@ -146,17 +141,20 @@ def step_means(losses: Sequence[Losses], n_steps: int) -> dict[str, np.ndarray]:
 
 def _host_pairs(losses: Iterable[Losses]) -> Iterator[tuple[int, str, float, float]]:
     """Yield number of the entry, label, sum and weight of each pair, copied together from each backend."""
-    by_backend: dict[ComputingBackend, tuple[list[tuple[int, str]], list[object], list[object]]] = {}
+    by_backend: dict[ComputingBackend, list[tuple[int, str, object, object]]] = {}
     for i, entry in enumerate(losses):
         for label, (total, weight) in (entry.pairs or {}).items():
-            names, totals, weights = by_backend.setdefault(entry.backend, ([], [], []))
-            names.append((i, label))
-            totals.append(total)
-            weights.append(weight)
-    for backend, (names, totals, weights) in by_backend.items():
-        copied = zip(names, _floats(backend, totals), _floats(backend, weights), strict=True)
-        for (i, label), sum_of_losses, sum_of_weights in copied:
-            yield i, label, sum_of_losses, sum_of_weights
+            by_backend.setdefault(entry.backend, []).append((i, label, total, weight))
+    for backend, backend_pairs in by_backend.items():
+        totals = _floats(backend, [total for _, _, total, _ in backend_pairs])
+        weights = _floats(backend, [weight for _, _, _, weight in backend_pairs])
+        for (i, label, _, _), total, weight in zip(backend_pairs, totals, weights, strict=True):
+            yield i, label, total, weight
+
+
+def _add(sums: LossSums, label: str, total: float, weight: float) -> None:
+    before = sums.get(label, (0.0, 0.0))
+    sums[label] = before[0] + total, before[1] + weight
 
 
 def _floats(backend: ComputingBackend, values: Sequence[object]) -> list[float]:

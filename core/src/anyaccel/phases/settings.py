@@ -56,8 +56,7 @@ class Setting:
         compare: Convert the stored value to plain data that must be equal in all replicas of a run; None if it may
             differ.
         on_resume: Whether a run that resumes from a checkpoint must have the same value, too.
-        keeps_default: Whether the default of the signature is stored without a check.
-        none_leaves: Whether None stores nothing: the phase keeps what its class has.
+        or_none: Whether None is stored without a check.
     """
 
     check: Check = lambda phase, name, value: value
@@ -65,8 +64,7 @@ class Setting:
     load: Callable[[Any], Any] = same
     compare: Callable[[Any], Any] | None = None
     on_resume: bool = True
-    keeps_default: bool = False
-    none_leaves: bool = False
+    or_none: bool = False
 
 
 def integer(least: int, example: int | None = None) -> Check:
@@ -157,7 +155,8 @@ Samplers = Sampler | Mapping[str, Sampler]
 
 def batch_size(phase: Any, name: str, value: Any) -> object:
     """Check for a number of rows, which makes the sampler of a phase; None leaves it to the setting `sampler`."""
-    phase.sampler = SimpleSampler(value, shuffle=phase.trains)
+    if value is not None:
+        phase.sampler = SimpleSampler(value, shuffle=phase.trains)
     return UNCHANGED
 
 
@@ -263,10 +262,7 @@ def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
         phase = values.pop("self")
         for name, value in values.items():
             setting = phase.settings.get(name, _PLAIN)
-            if value is None and setting.none_leaves:
-                continue
-            is_kept = setting.keeps_default and value is defaults.get(name, UNCHANGED)
-            kept = value if is_kept else setting.check(phase, name, value)
+            kept = None if value is None and setting.or_none else setting.check(phase, name, value)
             if kept is not UNCHANGED:
                 setattr(phase, name, kept)
         phase.check_settings()
@@ -465,37 +461,30 @@ class PhaseSettings(AttributeHints, Runnable):
             lambda phase, losses: [loss.get_config() for loss in losses],
             read_list("losses", AppliedLoss.from_config),
             _compared_losses,
-            keeps_default=True,
         ),
         "accelerator": Setting(
             _accelerator,
             lambda phase, kept: AUTO if phase.chooses_device else config(phase, kept),
             lambda saved: saved if saved in (None, AUTO) else Accelerator.from_config(saved),
         ),
-        "strict": Setting(flag, keeps_default=True),
+        "strict": Setting(flag),
         "policy": Setting(
-            lambda phase, name, value: arguments.text(PhaseError, f"phase {phase.label!r}: ", name, value),
-            keeps_default=True,
+            lambda phase, name, value: arguments.text(PhaseError, f"phase {phase.label!r}: ", name, value), or_none=True
         ),
         "callbacks": Setting(
-            lambda phase, name, value: checked_callbacks(f"phase {phase.label!r}", value),
-            save=unsaved,
-            keeps_default=True,
+            lambda phase, name, value: checked_callbacks(f"phase {phase.label!r}", value), save=unsaved
         ),
         "final_device": Setting(
-            lambda phase, name, value: Accelerator.of(value),
-            config,
-            read(Accelerator.from_config),
-            keeps_default=True,
+            lambda phase, name, value: Accelerator.of(value), config, read(Accelerator.from_config), or_none=True
         ),
-        "compile": Setting(choice(*MODES, hints=_HINTS_FOR_COMPILE), keeps_default=True),
-        "residency": Setting(choice(*RESIDENCIES), keeps_default=True),
+        "compile": Setting(choice(*MODES, hints=_HINTS_FOR_COMPILE)),
+        "residency": Setting(choice(*RESIDENCIES)),
         "precision": Setting(
             lambda phase, name, value: checked_precision(PhaseError, f"phase {phase.label!r}: ", value),
             save=unless(None),
-            keeps_default=True,
+            or_none=True,
         ),
-        "matmul_precision": Setting(_matmul_precision, save=unless(None), keeps_default=True),
+        "matmul_precision": Setting(_matmul_precision, save=unless(None), or_none=True),
     }
     """How each setting of this kind of phase is checked, saved and compared; names and defaults are in `__init__`."""
 

@@ -25,6 +25,7 @@ from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.settings import (
+    UNCHANGED,
     UNSAVED,
     Data,
     Samplers,
@@ -62,8 +63,8 @@ def _checkpoint(phase: Any, name: str, checkpoint: Any) -> Checkpoint:
 
 
 def _loss_scale(phase: Any, name: str, scale: Any) -> LossScale:
-    if isinstance(scale, LossScale):
-        return scale
+    if scale is None or isinstance(scale, LossScale):
+        return scale or Phase.loss_scale
     try:
         return LossScale(scale)
     except SpecError:
@@ -166,33 +167,32 @@ class TrainPhase(Phase):
     default_batch_size = 32
     settings: ClassVar[Mapping[str, Setting]] = {
         **Phase.settings,
-        "batch_size": Setting(batch_size, unsaved, none_leaves=True),
+        "batch_size": Setting(batch_size, unsaved),
         "sampler": Setting(samplers, lambda phase, kept: samplers_config(kept), samplers_from, samplers_config),
-        "schedule": Setting(check_schedule, compare=same, keeps_default=True),
+        "schedule": Setting(check_schedule, compare=same, or_none=True),
         "epochs": Setting(integer(0), compare=same, on_resume=False),
-        "validation": Setting(_validation, config, read(Phase.from_config), keeps_default=True),
-        "validate_every": Setting(integer(1), compare=same, on_resume=False, keeps_default=True),
-        "accumulate": Setting(integer(1), compare=same, keeps_default=True),
-        "microbatching": Setting(choice(*MICROBATCHING), keeps_default=True),
-        "on_nan": Setting(choice(*ON_NAN), keeps_default=True),
-        "step": Setting(save=_refuse_to_save, none_leaves=True),
+        "validation": Setting(_validation, config, read(Phase.from_config), or_none=True),
+        "validate_every": Setting(integer(1), compare=same, on_resume=False),
+        "accumulate": Setting(integer(1), compare=same),
+        "microbatching": Setting(choice(*MICROBATCHING)),
+        "on_nan": Setting(choice(*ON_NAN)),
+        "step": Setting(lambda phase, name, value: UNCHANGED if value is None else value, _refuse_to_save),
         "loss_scale": Setting(
             _loss_scale,
             lambda phase, scale: UNSAVED if scale == LossScale() else scale.get_config(),
             lambda saved: LossScale.from_config(saved) if isinstance(saved, Mapping) else saved,
-            none_leaves=True,
         ),
         "checkpoint": Setting(
             _checkpoint,
             config,
             lambda saved: Checkpoint(**saved) if isinstance(saved, Mapping) else saved,
-            keeps_default=True,
+            or_none=True,
         ),
-        "replicas": Setting(offered("TrainPhase.replicas", None, 1), keeps_default=True),
-        "per_replica": Setting(offered("TrainPhase.per_replica"), keeps_default=True),
-        "deterministic": Setting(offered("TrainPhase.deterministic"), keeps_default=True),
-        "sharding": Setting(offered("TrainPhase.sharding"), keeps_default=True),
-        "sync_batchnorm": Setting(offered("TrainPhase.sync_batchnorm"), keeps_default=True),
+        "replicas": Setting(offered("TrainPhase.replicas", None, 1)),
+        "per_replica": Setting(offered("TrainPhase.per_replica", False)),
+        "deterministic": Setting(offered("TrainPhase.deterministic", False)),
+        "sharding": Setting(offered("TrainPhase.sharding", None)),
+        "sync_batchnorm": Setting(offered("TrainPhase.sync_batchnorm", False)),
     }
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "n_epochs num_epochs max_epochs nb_epoch": "write epochs=10",

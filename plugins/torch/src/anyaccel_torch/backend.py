@@ -51,8 +51,7 @@ class TorchExchange(TorchPlacement, Exchange):
         with translate_errors(f"an array of {array.nbytes} bytes on {device}"):
             pinned = pinned and device.kind in self.pinned_kinds
             host = copied(array, pinned=pinned)
-            if self.unsupported_dtypes:
-                check_dtypes(host, device, self.unsupported_dtypes)
+            check_dtypes(host, device, self.unsupported_dtypes)
             return host.to(self.native_device(device), non_blocking=pinned and host.is_pinned())
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
@@ -60,8 +59,7 @@ class TorchExchange(TorchPlacement, Exchange):
         if self.native_device(device).type != "cpu" or not is_own(array):
             return self.from_host(array, device)
         tensor = shared(array)
-        if self.unsupported_dtypes:
-            check_dtypes(tensor, device, self.unsupported_dtypes)
+        check_dtypes(tensor, device, self.unsupported_dtypes)
         return tensor
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:

@@ -125,7 +125,7 @@ class GroupOptimizer:
         self._held: dict[str, dict[str, dict[str, Tensor]]] = {}  # slots of parameters that are switched off, by node
         self._steps_before = dict.fromkeys(members, 0)
         self._load(states, switched_off or {})
-        if self.spec.own is not None and not any(self._steps_before.values()):
+        if not any(self._steps_before.values()):
             warn_of_lost_steps(self.spec)
         self._step = self.stepper(clip=False)
 
@@ -566,19 +566,25 @@ _with_state_elsewhere: WeakSet[torch.optim.Optimizer] = WeakSet()
 _watched: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
-def warn_of_lost_steps(spec: Optimizer) -> None:
-    """Warn where an object that a graph has trained with begins again without the state of these steps."""
+def warn_of_lost_steps(spec: Optimizer, level: int = 0) -> None:
+    """Warn where an object that a graph has trained with begins again without the state of these steps.
+
+    `level` is the `stacklevel` of the user's code, if it is not the code that runs a phase.
+    """
     if isinstance(spec.own, torch.optim.Optimizer) and spec.own in _with_state_elsewhere:
         _with_state_elsewhere.discard(spec.own)
         warnings.warn(
             f"the {spec.name} has already trained another graph, which has its state, such as "
             "moments: here it starts without. Hint: continue to train that graph, or pass a new optimizer.",
-            stacklevel=user_level(),
+            stacklevel=level or user_level(),
         )
 
 
 def _warn_of_own_step(own: torch.optim.Optimizer, *_: Any) -> None:
-    warn_of_lost_steps(Optimizer(own))
+    level, frame = 2, inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(("anyaccel_torch.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    warn_of_lost_steps(Optimizer(own), level)
 
 
 def _no_optimizer(spec: Optimizer, available: str) -> SpecError:

@@ -206,8 +206,9 @@ class TorchLoop(Loop):
 
             names = dict(module.named_parameters())
             for part in module.modules():  # members of lists of layers are sharded one by one
-                is_list = isinstance(part, (nn.ModuleList, nn.Sequential)) and part is not module
-                for block in part if is_list else ():
+                if part is module or not isinstance(part, (nn.ModuleList, nn.Sequential)):
+                    continue
+                for block in part:
                     if next(block.parameters(), None) is not None:
                         fully_shard(block, **self.options)
             fully_shard(module, **self.options)
@@ -547,6 +548,10 @@ class TorchLoop(Loop):
         """Return the prepared module, without the wrapper of `torch.compile`."""
         return getattr(model, "_orig_mod", model)
 
+    def _optimizers_of(self, model: _Model) -> list[Any]:
+        """Return the prepared optimizers that train parameters of a model."""
+        return [held for held in self._optimizers if not held.parameters.isdisjoint(model.parameters)]
+
     def _state(self) -> dict[str, Any]:
         states: dict[str, list[Any]] = {"models": [], "optimizers": []}
         if self.sharding == "full" and self.num_processes > 1:
@@ -555,8 +560,7 @@ class TorchLoop(Loop):
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             for model in self._models:
                 states["models"].append(_plain(get_model_state_dict(model.module, options=options)))
-                trains = [held for held in self._optimizers if not held.parameters.isdisjoint(model.parameters)]
-                for prepared in trains:
+                for prepared in self._optimizers_of(model):
                     with prepared.apart():
                         state = get_state_dict(model.module, prepared.optimizer, options=options)[1]
                     states["optimizers"].append(_plain(state))
@@ -581,8 +585,7 @@ class TorchLoop(Loop):
             optimizers = iter(state["optimizers"])
             for saved, model in zip(state["models"], self._models, strict=True):
                 set_model_state_dict(model.module, _tensors(saved), options=options)
-                trains = [held for held in self._optimizers if not held.parameters.isdisjoint(model.parameters)]
-                for prepared in trains:
+                for prepared in self._optimizers_of(model):
                     named = _by_names(next(optimizers), prepared.optimizer, model.module)
                     with prepared.apart():
                         set_state_dict(

@@ -76,26 +76,31 @@ class RowsAhead:
         """Return a batch of each column for each step: rows `order[start + i * batch :][:batch]`."""
         if n_steps >= AHEAD_STEPS:
             self.clear()
-            return chain.from_iterable(self._gathered(columns, orders, start, n_steps, batch))
+            return chain.from_iterable(_gathered(columns, orders, start, n_steps, batch, self._max_bytes))
         goes_on = start == self._next and batch == self._batch and n_steps <= self._ahead
         arrays = (*columns, *orders)
         if not goes_on or len(arrays) != len(self._of) or not all(map(operator.is_, arrays, self._of)):
             self._of, self._batch = arrays, batch
             left = min(map(len, orders), default=0) - start
             self._ahead = max(n_steps, min(AHEAD_STEPS, left // batch))
-            self._batches = chain.from_iterable(self._gathered(columns, orders, start, self._ahead, batch))
+            blocks = _gathered(columns, orders, start, self._ahead, batch, self._max_bytes)
+            self._batches = chain.from_iterable(blocks)
         self._next, self._ahead = start + n_steps * batch, self._ahead - n_steps
         batches = islice(self._batches, n_steps)
         if not self._ahead:  # what reads them drops the rows
             self.clear()
         return batches
 
-    def _gathered(
-        self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, n_steps: int, batch: int
-    ) -> Iterator[Iterable[tuple[Tensor, ...]]]:
-        """Yield the batches of each block of rows together: each step would enter a generator of batches."""
-        for block in gathered_blocks(columns, orders, start, start + n_steps * batch, batch, self._max_bytes):
-            yield zip(*[_aligned(rows, batch) for rows in block], strict=True)
+
+def _gathered(
+    columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, n_steps: int, batch: int, max_bytes: int
+) -> Iterator[Iterable[tuple[Tensor, ...]]]:
+    """Yield the batches of each block of rows together: each step would enter a generator of batches.
+
+    No method, whose frame would keep the object that holds it.
+    """
+    for block in gathered_blocks(columns, orders, start, start + n_steps * batch, batch, max_bytes):
+        yield zip(*[_aligned(rows, batch) for rows in block], strict=True)
 
 
 _ALIGNMENT = 64

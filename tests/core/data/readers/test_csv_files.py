@@ -64,6 +64,7 @@ def test_an_empty_or_na_text_is_a_null_unless_it_is_quoted(tmp_path):
         (["0x1F", "0XA0", ""], "string"),  # Arrow alone: 31, 160
         (["0xFFFFFFFFFFFFFFFF", "17"], "string"),  # -1
         (["12345678901234567890", "3"], "uint64"),  # 1.2345678901234567e19
+        (["+12345678901234567890", "3"], "uint64"),
         (["123456789012345678901", "3"], "string"),
         (["-12345678901234567890", "3"], "string"),
         (["12345678901234567890", "1.5"], "double"),

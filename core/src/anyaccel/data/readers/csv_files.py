@@ -32,8 +32,8 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
     """Read all columns of a CSV file with a header, in the types that Arrow infers: int64, double, bool, dates, or
     text.
 
-    An empty cell and one with NA, null or NaN are nulls, in text too, unless they are quoted. As pandas reads them, a
-    column with a hexadecimal number such as 0x1F is text, and integers beyond int64 are uint64, or text.
+    An empty cell and one with NA, null or NaN are nulls, in text too, unless they are quoted. A column with a
+    hexadecimal number such as 0x1F is text, as in pandas, and integers beyond int64 are uint64, or text.
 
     Raises:
         DataError: not a path, or not a CSV file.
@@ -61,11 +61,12 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
             table = csv.read_csv(file, parse_options=parse, convert_options=convert)
             doubtful = _doubtful(table, file)
             if doubtful:
-                texts = csv.ConvertOptions(**_NULLS, column_types=dict.fromkeys(doubtful, pa.string()))
+                types = dict.fromkeys(doubtful, pa.string())
+                texts = csv.ConvertOptions(**_NULLS, column_types=types, include_columns=list(types))
                 file.seek(0)
                 as_text = csv.read_csv(file, parse_options=parse, convert_options=texts)
                 for place, name in enumerate(table.column_names):
-                    column = _as_pandas(table.column(place), as_text.column(place)) if name in doubtful else None
+                    column = _as_pandas(table.column(place), as_text.column(name)) if name in doubtful else None
                     if column is not None:
                         table = table.set_column(place, name, column)
         names = list(table.column_names)  # decodes the header
@@ -135,7 +136,7 @@ def _as_pandas(column: Any, texts: Any) -> Any:
     if not compute.all(compute.match_substring_regex(texts, r"^\s*[-+]?\d+\s*$")).as_py():
         return None
     try:
-        return compute.utf8_trim_whitespace(texts).cast(pa.uint64())
+        return compute.utf8_ltrim(compute.utf8_trim_whitespace(texts), characters="+").cast(pa.uint64())
     except pa.ArrowInvalid:
         return texts
 

@@ -125,8 +125,8 @@ class MissingInputTests(Subject):
         """Alternating steps train each model like its own program, with its own step count."""
         left, right = harness.prepare_model(model), harness.prepare_model(model, seed=8)
         expected = [
-            trained_alone(harness, harness.clone_model(model, node), b, n)
-            for node, b, n in ((left, LEFT, 2), (right, RIGHT, 1))
+            trained_alone(harness, harness.clone_model(model, prepared), b, n)
+            for prepared, b, n in ((left, LEFT, 2), (right, RIGHT, 1))
         ]
         program = harness.compute.build(two_models(harness, left, right))
         alternating = [inputs_of(harness, LEFT, None), inputs_of(harness, None, RIGHT)]

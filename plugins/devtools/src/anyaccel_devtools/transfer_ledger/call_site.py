@@ -71,8 +71,7 @@ class CallSites:
             cached = roles.get(id(frame.f_code))
             role = self._role(frame) if cached is None else cached
             if role & missing:  # to be read, the variables of a frame are copied
-                # What the variables of one frame say; inner frames come first, and stay. Returns what is still
-                # missing.
+                # What the variables of one frame say; inner frames come first, and stay.
                 local = frame.f_locals
                 if missing & _NODE:
                     names[0] = _text(getattr(local.get("op", local.get("operation")), "label", ""))

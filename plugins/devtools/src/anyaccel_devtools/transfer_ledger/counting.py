@@ -373,14 +373,14 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _cells(row: LedgerRow) -> list[str]:
-    figures = [f"{row.number:,}", size(row.nbytes) if row.kind != "wait" else "", f"{row.waits:,}"]
-    by = f"{row.framework} {row.operation}"
-    return [row.kind, row.source, row.target, *figures, by, row.phase, row.edge or row.node, row.line]
+def _cells(entry: LedgerRow) -> list[str]:
+    figures = [f"{entry.number:,}", size(entry.nbytes) if entry.kind != "wait" else "", f"{entry.waits:,}"]
+    by = f"{entry.framework} {entry.operation}"
+    return [entry.kind, entry.source, entry.target, *figures, by, entry.phase, entry.edge or entry.node, entry.line]
 
 
-def _html_row(counted: LedgerRow) -> Markup:
-    what, source, target, *others = _cells(counted)
+def _html_row(entry: LedgerRow) -> Markup:
+    what, source, target, *others = _cells(entry)
     return row([what, badge(source), badge(target), *others])
 
 

@@ -117,8 +117,8 @@ class Problem:
         ties: dict[Any, tuple[float, set[int]]] = {}
         for place, block in enumerate(blocks):
             for name, size in block.tied.items():
-                size_in_units, touching = ties.setdefault(name, (math.ceil(size * self._tie_factor), set()))
-                if size_in_units != math.ceil(size * self._tie_factor):
+                nbytes, touching = ties.setdefault(name, (math.ceil(size * self._tie_factor), set()))
+                if nbytes != math.ceil(size * self._tie_factor):
                     raise ConfigError(
                         f"blocks give tied parameter {name!r} different numbers of bytes, {block.name!r} among them",
                         hint="use the same number of bytes for a tied parameter in each block",

@@ -65,8 +65,8 @@ def checked_map(where: str, model: nn.Module, device_map: Any) -> dict[str, torc
         *dict(model.named_parameters(remove_duplicate=False)),
         *dict(model.named_buffers(remove_duplicate=False)),
     ]
-    module_names = {*tensors, *(name for name, _ in model.named_modules(remove_duplicate=False))}
-    if unknown := [key for key in found if key not in module_names]:
+    names = {*tensors, *(name for name, _ in model.named_modules(remove_duplicate=False))}
+    if unknown := [key for key in found if key not in names]:
         children = ", ".join(name for name, _ in model.named_children())
         problem = f"{where}device_map names {_listed(unknown)}, which the model does not have"
         raise ConfigError(problem, available=children, hint="use names of model.named_modules()")

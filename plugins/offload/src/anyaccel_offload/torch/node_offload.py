@@ -138,8 +138,8 @@ class TorchOffload(OffloadModels):
             ),
             notes=(*_notes(blocks, disk), *order.notes),
         )
-        plans = _plans.setdefault(model, [])
-        plans[:] = [*plans[1 - _REMEMBERED :], (device, request, plan)]
+        remembered = _plans.setdefault(model, [])
+        remembered[:] = [*remembered[1 - _REMEMBERED :], (device, request, plan)]
         return plan
 
     def offload(self, model: nn.Module, device: Device, plan: OffloadPlan) -> nn.Module:
@@ -166,7 +166,7 @@ def _current(model: nn.Module, native: Native) -> _Known | None:
     if current is None:
         return None
     blocks = list(current.blocks)
-    return next((plan for plan in reversed(_plans.get(model, [])) if _places(plan[2], native) == blocks), None)
+    return next((entry for entry in reversed(_plans.get(model, [])) if _places(entry[2], native) == blocks), None)
 
 
 def _places(plan: OffloadPlan, native: Native) -> list[BlockPlace]:

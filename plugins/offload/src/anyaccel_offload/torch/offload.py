@@ -118,17 +118,16 @@ class Offload:
         self._place_tensors(model)
         # The blocks with tensors outside of their device.
         counts: dict[torch.device, int] = {}
-        made = {}
+        streamed = {}
         for place in self.blocks:
             members = [
-                Member(module=name.module, kind=name.kind, key=name.key, name=name.name, rest=name.tensor)
-                for name in places(model.get_submodule(place.name), place.name)
-                if name.tensor.device != place.device or isinstance(name.tensor, StoredTensor)
+                Member(module=held.module, kind=held.kind, key=held.key, name=held.name, rest=held.tensor)
+                for held in places(model.get_submodule(place.name), place.name)
+                if held.tensor.device != place.device or isinstance(held.tensor, StoredTensor)
             ]
             if members:
-                made[place.name] = StreamedBlock(place.name, counts.get(place.device, 0), members)
-                counts[place.device] = made[place.name].index + 1
-        streamed = made
+                streamed[place.name] = StreamedBlock(place.name, counts.get(place.device, 0), members)
+                counts[place.device] = streamed[place.name].index + 1
         for device in {place.device: None for place in self.blocks if place.name in streamed}:
             here = [block for block in streamed.values() if self.device_of(block.name) == device]
             self._add_staging(device, here, pinned_memory, (slots or {}).get(device, 2))
