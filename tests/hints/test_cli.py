@@ -189,7 +189,7 @@ def test_variables_that_nothing_reads(hint: Any, cli: Any, monkeypatch: pytest.M
 
 def test_commands_by_other_names(hint: Any, cli: Any, tmp_path: Path) -> None:
     script = tmp_path / "SCRIPT.py"
-    script.write_text("import os; print('rank', os.environ['RANK'])")
+    script.write_text("import os; print('rank ' + os.environ['RANK'] + '\\n', end='')")
     with hint("write anyaccel run --replicas 2 SCRIPT") as printed:
         printed.text = cli("launch", "SCRIPT").output
     with hint("run your script with python; anyaccel run --replicas 2 SCRIPT starts several processes") as printed:

@@ -181,7 +181,7 @@ def test_graphs_saved_with_a_transform_of_your_own(hint: Any, tmp_path: Path) ->
 
 
 def test_graphs_saved_with_a_transform_that_no_file_can_hold(hint: Any, tmp_path: Path) -> None:
-    data = DATA.fit_transform(Function(np.abs), "x", fit_on="train")
+    data = DATA.fit_transform(Function(lambda x: np.abs(x)), "x", fit_on="train")
     graph, results = evaluated(data)
     graph.save(tmp_path / "graph")
     with hint("pass data with these transforms: feature_sets=[data]"):
