@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,3 +146,15 @@ def test_long_tests_are_those_that_took_long() -> None:
 """
     functions = ["tests/test_a.py::test_one", "tests/test_c.py::TestAll::test_four", "tests/test_c.py::test_five"]
     assert long_tests(printed) == (["docs/a-page.md", "plugins/b/tests/test_b.py"], functions)
+
+
+@pytest.mark.parametrize(
+    ("part", "status"), [("0/1000000007", pytest.ExitCode.OK), ("", pytest.ExitCode.NO_TESTS_COLLECTED)]
+)
+def test_a_part_without_any_test_of_a_command_is_no_failure(part: str, status: int) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--collect-only"]
+    file = "tests/integration/test_kills.py"
+    names = [] if part else ["-k", "no_test_has_this_name"]
+    environment = {**os.environ, "ANYACCEL_TEST_PART": part, "ANYACCEL_TEST_FULL": ""}
+    run = subprocess.run([*command, file, *names], cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert run.returncode == status

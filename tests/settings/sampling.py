@@ -60,6 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in chosen]
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Let a run succeed if the part has none of its tests."""
+    if PART and not IS_FULL and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
 def first_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
     """One test of each function that is marked `sampled(n)` of which else none would be run."""
     groups: dict[Any, list[pytest.Item]] = {}
