@@ -304,6 +304,12 @@ def test_tags_that_arrow_cannot_hold() -> None:
         FeatureSet.from_dict("fs", {"x": [1, 2], "t": [1, "a"]}, "x", tags="t")
     with pytest.raises(ColumnError, match=r"column 't' cannot be read"):
         FeatureSet.from_dict("fs", {"x": [1, 2], "t": [object(), object()]}, "x", tags="t")
+    message = r"column 't' cannot be read: it has integers of more than 64 bits\. Hint: convert it to text"
+    long = [2**70, -(2**64)]
+    with pytest.raises(ColumnError, match=message):
+        FeatureSet.from_dict("fs", {"x": [1, 2], "t": long}, "x", tags="t")
+    assert FeatureSet.from_dict("fs", {"x": [1, 2], "t": list(map(str, long))}, "x", tags="t").column("t")[0].as_py()
+    assert FeatureSet.from_dict("fs", {"x": list(map(float, long))}, "x").array("x")[0] == 2.0**70
 
 
 def test_data_is_a_mapping() -> None:

@@ -86,6 +86,11 @@ def tag_column(name: str, values: Any) -> Any:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             if hasattr(converted, "toarray") or _array(name, converted).dtype.kind == "c":
                 raise no_number from error
+            if isinstance(error, OverflowError):
+                raise ColumnError(
+                    f"column {name!r} cannot be read: it has integers of more than 64 bits",
+                    hint="convert it to text if it identifies something, or to float",
+                ) from error
             raise ColumnError(
                 f"column {name!r} cannot be read: {error}",
                 hint="use values of one type: numbers, text, dates, or lists of these",
