@@ -6,6 +6,7 @@ Who knows such models extends the point `learners` with a `Learning`. It is aske
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,17 +53,18 @@ class Learners(LoopExtension):
         """Go back to a snapshot."""
 
 
-class Learning:
-    """Find the nodes that learn, and let them learn; in this base class none do."""
+class Learning(ABC):
+    """Finds the nodes that learn, and lets them learn."""
 
+    @abstractmethod
     def nodes(self, phase_label: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[str]:
         """Return labels of the nodes that learn in a TrainPhase, in the order of computation.
 
         Raises:
             PhaseError: a loss on one of them, one that cannot learn yet, or one model that is to learn two things.
         """
-        return []
 
+    @abstractmethod
     def learners(
         self, labels: Sequence[str], graph: ModelGraph, rows: Mapping[str, Rows], streams: Mapping[str, Sequence[str]]
     ) -> Learners:
@@ -77,7 +79,6 @@ class Learning:
         Raises:
             AnyaccelError: a node cannot learn from these data.
         """
-        return Learners()
 
 
 def learning() -> Learning:
