@@ -454,6 +454,32 @@ def lowest(session: nox.Session) -> None:
     session.run("pytest", "tests/core", *left, "-m", "not slow", *spread(), env=sample)
 
 
+@nox.session(python=SUPPORTED[0])
+@nox.parametrize("plugin", [nox.param(name, id=name) for name in PLUGINS])
+def oldest(session: nox.Session, plugin: str) -> None:
+    """A plugin's own tests with the oldest framework and libraries that it publishes as supported, extras too.
+
+    Warnings of what has since been deprecated are theirs. Old torch is a build for CUDA, of several gigabytes.
+    """
+    project = published(plugin)
+    extras = project.get("optional-dependencies", {})
+    extras = {"cpu": extras["cpu"]} if "cpu" in extras else extras  # of builds that exclude each other
+    needs = {need for needs in (project["dependencies"], *extras.values()) for need in needs}
+    # Of NumPy the newest that these work with: `lowest` has the oldest, which the newest of other libraries refuse.
+    floors = {
+        name: f"{name}=={version}.*"
+        for name, _, version in (need.partition(">=") for need in sorted(needs))
+        if not name.startswith("anyaccel") and name != "numpy"
+    }
+    others = [need for need in group(plugin) if re.match(r"[\w-]+", need)[0] not in floors]  # that only tests need
+    used = editable(plugin, *TESTED_WITH.get(plugin, FEATURES if plugin in FEATURES else ()))
+    install(session, *used, *floors.values(), *others, *group("test", "guests"))
+    theirs = ("DeprecationWarning", "FutureWarning", "ResourceWarning", "pytest.PytestUnraisableExceptionWarning")
+    ignored = [part for kind in theirs for part in ("-W", f"ignore::{kind}")]
+    env = {"ANYACCEL_TEST_SHARED": "1", **ONE_THREAD, **compiled_once(session)}
+    session.run("pytest", f"plugins/{plugin}/tests", *ignored, *spread(), *session.posargs, env=env)
+
+
 @nox.session(python=MAIN)
 @nox.parametrize("plugin", [nox.param(name, id=name) for name in PLUGINS])
 def backend(session: nox.Session, plugin: str) -> None:

@@ -17,9 +17,11 @@ Each group is a way to extend anyaccel. The object of an entry point is imported
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -199,6 +201,32 @@ def check_version(distribution: str, version: str) -> None:
     if distribution in DISTRIBUTIONS and version and _release(version) != _release(__version__):
         problem = f"{distribution} has version {version}, but anyaccel has {__version__}; both must match"
         raise PluginError(problem, hint=f"python -m pip install anyaccel=={version} {distribution}=={version}")
+
+
+def check_library(distribution: str, library: str) -> None:
+    """Raise PluginError if a library is installed in an older version than a distribution needs, as one of its extras.
+
+    pip compares the version only where the extra is installed by name. `library` is a top-level module; builds of it
+    are distributions with a suffix, such as tensorflow-cpu.
+    """
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    with suppress(PackageNotFoundError):
+        for requirement in requires(distribution) or ():
+            match = re.match(rf"({library}(?:-\w+)*)(?:\[[^]]*])?\s*>=\s*([\d.]+)", requirement)
+            with suppress(PackageNotFoundError):
+                if match and is_older(version(match[1]), match[2]):
+                    problem = f"{match[1]} {version(match[1])} is too old: {distribution} needs {match[2]} or later"
+                    raise PluginError(problem, hint=f'python -m pip install "{match[1]}>={match[2]}"')
+
+
+def is_older(version: str, than: str) -> bool:
+    """Return whether a dotted version of numbers comes before another; a part that is not a number ends a version."""
+    return _numbers(version) < _numbers(than)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.match(r"(\d+(?:\.\d+)*)?", version).group().split(".") if part]  # type: ignore[union-attr]
 
 
 class MovedModules:

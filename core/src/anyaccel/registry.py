@@ -16,6 +16,7 @@ import pluggy
 from anyaccel import plugin_loader as loader
 from anyaccel.backend import Backend, Compute, ComputingBackend, DeviceInfo, Exchange, Memory
 from anyaccel.device import Device
+from anyaccel.distributions import check_library
 from anyaccel.errors import (
     AmbiguousOwnerError,
     CapabilityError,
@@ -385,7 +386,12 @@ class Registry:
             self._load(roots)
             self._load(sys.modules.keys())
             backends = self._served.values()
-            candidates = self._candidates[cls] = [pair for pair in backends if roots.intersection(pair[0].import_roots)]
+            candidates = [pair for pair in backends if roots.intersection(pair[0].import_roots)]
+            for plugin in [self._plugin_of(backend) for backend, _ in candidates]:
+                if plugin is not None and plugin.distribution:  # it was not registered by hand
+                    for library in roots:
+                        check_library(plugin.distribution, library)
+            self._candidates[cls] = candidates
         owners: dict[str, None] = {}
         imported = sys.modules.keys()
         for backend, asks in candidates:

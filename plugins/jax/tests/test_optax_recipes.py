@@ -115,7 +115,8 @@ def by_linen(make: Make, rows: Any, with_value: bool) -> tuple[Any, Any, list[An
 def by_nnx(make: Make, rows: Any, with_value: bool) -> tuple[Any, Any, list[Any], Any]:
     """The loop of "NNX basics"."""
     ours, model = NnxNet(), NnxNet()
-    tx = make(nnx.as_pure(nnx.state(model, nnx.Param)))
+    as_pure = getattr(nnx, "as_pure", nnx.pure)  # before Flax 0.12.7, it has the second name alone
+    tx = make(as_pure(nnx.state(model, nnx.Param)))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     @nnx.jit
@@ -126,7 +127,7 @@ def by_nnx(make: Make, rows: Any, with_value: bool) -> tuple[Any, Any, list[Any]
 
     losses = [float(step(model, optimizer, x, y)) for x, y in batches(rows)]
     leaves = lambda m: jax.tree.leaves(nnx.state(m, nnx.Param))  # noqa: E731
-    return ours, make(nnx.as_pure(nnx.state(ours, nnx.Param))), leaves(model), losses, lambda: leaves(ours)
+    return ours, make(as_pure(nnx.state(ours, nnx.Param))), leaves(model), losses, lambda: leaves(ours)
 
 
 def by_equinox(make: Make, rows: Any, with_value: bool) -> tuple[Any, Any, list[Any], Any]:

@@ -52,6 +52,7 @@ ARGUMENTS: dict[str, Callable[[type], Any]] = {
 # Fewer iterations than by default, for speed alone; and sizes that fit this table.
 SETTINGS: dict[str, dict[str, Any]] = {
     "CCA": {"n_components": 1},
+    "ClassifierChain": {"estimator": LogisticRegression()},  # has a default in scikit-learn 1.8
     "DictionaryLearning": {"max_iter": 3},
     "GaussianRandomProjection": {"n_components": 3},
     "HalvingRandomSearchCV": {"min_resources": 30},
@@ -59,6 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "PLSCanonical": {"n_components": 1},
     "PLSSVD": {"n_components": 1},
     "RandomizedSearchCV": {"n_iter": 2},
+    "RegressorChain": {"estimator": Ridge()},
     "SelfTrainingClassifier": {"estimator": LogisticRegression()},
     "SparseRandomProjection": {"n_components": 3},
     **{name: {"n_estimators": 5} for name in ("GradientBoostingClassifier", "RandomForestClassifier")},

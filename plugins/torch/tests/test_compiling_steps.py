@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyaccel.device import Device
+from anyaccel.machine import is_older
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch.backend import TorchBackend
@@ -128,6 +129,8 @@ def programs(backend: TorchBackend) -> Iterator[Programs]:
     before, random = values(held[1]), torch.get_rng_state()
     compiled.compile(result.columns, result.orders, BATCH)
     assert all(map(torch.equal, before, values(held[1]))) and torch.equal(random, torch.get_rng_state())
+    if is_older(torch.__version__, "2.13") and "scan operator failed" in str(compiled.compiled_as):
+        pytest.skip("the loop was tested with torch 2.13; before, four unrolled steps may be compiled")
     assert compiled.compiled_as == ONE_LOOP
     assert all(state.step == 0 for state in compiled.optimizer_states().values())
     yield result

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,7 +15,8 @@ from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError, FrameworkError, PluginError
 from anyaccel.hookspecs import hookimpl
-from anyaccel.plugin_testing import TinyBackend, entry, plugin_module
+from anyaccel.plugin_testing import TinyBackend, entry, plugin_module, write_distribution
+from anyaccel.registry import Registry
 
 
 class Lacking(Backend):
@@ -268,3 +271,36 @@ def test_a_slow_import_is_said_on_standard_error(make, monkeypatch, capfd):
     expected = "waiting for plugin slow (import); ANYACCEL_PLUGINS sets the plugins to load\n"
     assert capfd.readouterr().err == expected
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+@pytest.mark.parametrize(
+    ("installed", "needed", "is_old"),
+    [("2.9.1", "2.10", True), ("2.10.0+cpu", "2.10", False), ("2.9.1", "2.8.5", False), ("3.0rc1", "2.10", False)],
+)
+def test_a_library_older_than_a_plugin_needs_is_an_error_at_its_first_object(
+    make: Callable[..., Registry],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: str,
+    needed: str,
+    is_old: bool,
+) -> None:
+    """pip compares an extra's versions only where the extra is named: another version could give wrong numbers."""
+    monkeypatch.syspath_prepend(tmp_path)
+    write_distribution(tmp_path, "anyaccel-tiny", entry_points={}, modules={})
+    [metadata] = tmp_path.glob("*/METADATA")
+    extras = f'tiny_tiny-gpu>=9; extra == "gpu"\nRequires-Dist: tiny_tiny[all] >={needed},<99; extra == "tiny"'
+    metadata.write_text(f"{metadata.read_text('utf-8')}Requires-Dist: {extras}\n", "utf-8")
+    write_distribution(tmp_path, "tiny_tiny", entry_points={}, modules={}, version=installed)
+    backend = TinyBackend("tiny")
+    registry = make(entry("tiny", plugin_module("tiny", backends=lambda: [backend]), "anyaccel-tiny"))
+    for _ in range(2):
+        if is_old:
+            with pytest.raises(PluginError) as caught:
+                registry.owner(backend.new(1))
+            assert str(caught.value) == (
+                "tiny_tiny 2.9.1 is too old: anyaccel-tiny needs 2.10 or later. "
+                'Hint: python -m pip install "tiny_tiny>=2.10".'
+            )
+        else:
+            assert registry.owner(backend.new(1)) == "tiny"

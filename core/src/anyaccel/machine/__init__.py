@@ -4,7 +4,8 @@ Offers `Machine`, the facts; `SystemDevice`, one device of it; and the capabilit
 devices of a backend before its framework is imported, for `anyaccel devices` and `devices()`. Stands on the contract.
 """
 
-from anyaccel.machine.facts import ExpectedDevices, Machine, installed_version, is_older, oldest_driver
+from anyaccel.distributions import is_older
+from anyaccel.machine.facts import ExpectedDevices, Machine, installed_version, oldest_driver
 from anyaccel.machine.system_devices import SystemDevice
 
 __all__ = [

@@ -123,15 +123,6 @@ def oldest_driver(cuda: str) -> str:
     return _OLDEST_DRIVERS.get(cuda.partition(".")[0], "")
 
 
-def is_older(version: str, than: str) -> bool:
-    """Return whether a dotted version of numbers comes before another; a part that is not a number ends a version."""
-    return _numbers(version) < _numbers(than)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in re.match(r"(\d+(?:\.\d+)*)?", version).group().split(".") if part]  # type: ignore[union-attr]
-
-
 def _pci_vendors(root: Path) -> tuple[str, ...]:
     folders = sorted(root.glob("sys/bus/pci/devices/*"))
     displays = [folder for folder in folders if text_of(folder / "class").startswith(_DISPLAYS)]

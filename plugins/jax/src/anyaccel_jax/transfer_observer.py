@@ -55,6 +55,15 @@ class JaxTransfers(ObservesByReplacing):
     def replaced_names(self) -> Sequence[tuple[Any, str]]:
         return _PATCHED
 
+    def can_observe_transfers(self) -> bool:
+        return super().can_observe_transfers() and not unseen_kinds()
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        missing = super().unobserved_transfers()
+        if missing or not (unseen := ", ".join(unseen_kinds())):
+            return missing
+        return [f"JAX {jax.__version__} copies from {unseen} past the functions that are observed; JAX 0.10 does not"]
+
     def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
         """Observe by functions around JAX's own."""
         return observed(record, self.backend.device_named)
@@ -66,6 +75,17 @@ def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
     observer = _Observer(record, cache(device_of))
     with observer.compiled_calls(), observer.puts(), observer.reads(), observer.waits():
         yield
+
+
+@cache
+def unseen_kinds() -> tuple[str, ...]:
+    """Return which of a copy to a device and one back are not observed: before 0.10, JAX has the functions but calls
+    others.
+    """
+    kinds: set[str] = set()
+    with jax.transfer_guard("allow"), observed(lambda event: kinds.add(event.kind), lambda native: HOST):
+        np.asarray(jax.device_put(np.ones(2, np.float32)))
+    return tuple(kind for kind in ("host to device", "device to host") if kind not in kinds)
 
 
 class _Observer:

@@ -73,8 +73,9 @@ class MLflowRun(Tracker):
             for first in range(0, len(params), _MOST):
                 self._client.log_batch(self._id, params=params[first : first + _MOST])
         except Exception as error:
+            cause = " ".join(str(error).split())  # of several lines, from a database
             raise PhaseError(
-                f"phase {self._label!r} cannot be logged to MLflow at {mlflow.get_tracking_uri()!r}: {error}",
+                f"phase {self._label!r} cannot be logged to MLflow at {mlflow.get_tracking_uri()!r}: {cause}",
                 hint="set another store: mlflow.set_tracking_uri('sqlite:///mlflow.db')",
             ) from error
 

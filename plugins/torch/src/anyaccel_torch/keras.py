@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from anyaccel.adapter.layer_introspection import LayerLibrary, seeded_host_generators, unique_names
+from anyaccel.distributions import check_library
 
 
 class TorchLayers(LayerLibrary):
@@ -67,7 +68,15 @@ def outermost(module: nn.Module) -> list[Any]:
             found.append(part)
         else:
             waiting += reversed(list(part.children()))
+    if found:
+        _check_version()
     return found
+
+
+@cache
+def _check_version() -> None:
+    """A torch module may have Keras layers without being one, so that the registry does not see Keras."""
+    check_library("anyaccel-torch", "keras")
 
 
 def unbuilt(module: nn.Module) -> list[Any]:
