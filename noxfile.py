@@ -471,7 +471,7 @@ def oldest(session: nox.Session, plugin: str) -> None:
         for name, _, version in (need.partition(">=") for need in sorted(needs))
         if not name.startswith("anyaccel") and name != "numpy"
     }
-    others = [need for need in group(plugin) if re.match(r"[\w-]+", need)[0] not in floors]  # that only tests need
+    others = [need for need in group(plugin) if re.split(r"[^\w-]", need)[0] not in floors]  # that only tests need
     used = editable(plugin, *TESTED_WITH.get(plugin, FEATURES if plugin in FEATURES else ()))
     install(session, *used, *floors.values(), *others, *group("test", "guests"))
     theirs = ("DeprecationWarning", "FutureWarning", "ResourceWarning", "pytest.PytestUnraisableExceptionWarning")
