@@ -271,7 +271,8 @@ class Loss(Spec):
 
     Args:
         loss: A name, a loss class, an instance of one, or a function of (outputs, targets) that returns a scalar mean.
-            A function whose parameters are named as in Keras (`y_true`, then `y_pred`) receives the targets first.
+            A function whose parameters are named as in Keras (`y_true`, then `y_pred`; `labels`, then `logits`; `y`,
+            then `y_hat`) receives the targets first.
             On the NumPy backend, which cannot differentiate, the function returns sum, weight and gradients.
         loss_kwargs: Arguments for the class, if `loss` is one.
         settings: For `cross_entropy`: `ignore_index`, a target that is ignored; `class_weights`, one weight per class
@@ -321,12 +322,17 @@ def takes_classes(loss: Loss) -> bool:
     return loss.own is None and loss.name in LOSSES and LOSSES[loss.name].takes_classes
 
 
-_TARGETS = ("y_true", "target", "label", "actual", "truth", "true", "reference")
-_OUTPUTS = ("y_pred", "y_score", "y_prob", "pred", "output", "logit", "score", "prob")
+_TARGETS = (
+    *("y_true", "ytrue", "y_actual", "target", "label", "actual", "truth", "true", "ground_truth", "reference"),
+    *("expected", "observed"),
+)
+_OUTPUTS = ("y_pred", "ypred", "y_hat", "yhat", "y_score", "y_prob", "pred", "output", "logit", "score", "prob")
+_ONLY_TARGETS, _ONLY_OUTPUTS = ("y", "gt"), ("p", "out")  # which begin other words, too
 
 
 def takes_targets_first(function: Any) -> bool:
-    """Return whether the parameters of a function are named as in scikit-learn and Keras: `y_true`, then `y_pred`.
+    """Return whether the parameters of a function are named as in scikit-learn and Keras: `y_true`, then `y_pred`; or
+    `labels`, then `logits`; or `y`, then `y_hat`.
 
     Example:
         >>> from anyaccel.specs import takes_targets_first
@@ -337,7 +343,8 @@ def takes_targets_first(function: Any) -> bool:
         first, second = [*inspect.signature(function).parameters, "", ""][:2]
     except (TypeError, ValueError):  # a builtin
         return False
-    return first.startswith(_TARGETS) and second.startswith(_OUTPUTS)
+    is_target = first.startswith(_TARGETS) or first in _ONLY_TARGETS
+    return is_target and (second.startswith(_OUTPUTS) or second in _ONLY_OUTPUTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,10 @@ def quantile_of_keras(y_true: Any, y_pred: Any) -> Any:
     return quantile(y_pred, y_true)
 
 
+def quantile_of_y(y: Any, y_hat: Any) -> Any:
+    return quantile(y_hat, y)
+
+
 class Quantile(nn.Module):
     def forward(self, y_true: Any, y_pred: Any) -> Any:
         return quantile(y_pred, y_true)
@@ -37,7 +41,7 @@ def losses_of(loss: Any, **settings: Any) -> np.ndarray:
     return losses
 
 
-@pytest.mark.parametrize("loss", [quantile_of_keras, Quantile(), aa.Loss(Quantile)])
+@pytest.mark.parametrize("loss", [quantile_of_keras, quantile_of_y, Quantile(), aa.Loss(Quantile)])
 def test_a_loss_of_y_true_and_y_pred_receives_the_targets_first(loss: Any) -> None:
     np.testing.assert_array_equal(losses_of(loss), losses_of(quantile))
     swapped = losses_of(lambda outputs, targets: quantile(targets, outputs))

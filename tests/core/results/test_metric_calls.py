@@ -25,6 +25,10 @@ def relative(y_true, y_pred, scale=1.0):
         lambda targets, outputs: float(targets[0] * 10 + outputs[0]),
         lambda target, prediction: float(target[0] * 10 + prediction[0]),
         lambda labels, logits: float(labels[0] * 10 + logits[0]),
+        lambda y, y_hat: float(y[0] * 10 + y_hat[0]),
+        lambda y, pred: float(y[0] * 10 + pred[0]),
+        lambda expected, output: float(expected[0] * 10 + output[0]),
+        lambda y, p: float(y[0] * 10 + p[0]),
     ],
 )
 def test_a_function_that_names_the_targets_first_gets_them_first(function):
@@ -33,6 +37,9 @@ def test_a_function_that_names_the_targets_first_gets_them_first(function):
 
 def test_a_function_of_other_names_gets_the_outputs_first():
     assert Metric(lambda a, b: float(a[0] * 10 + b[0])).compute(OUTPUTS, TARGETS) == 12.0
+    assert Metric(lambda y_hat, y: float(y_hat[0] * 10 + y[0])).compute(OUTPUTS, TARGETS) == 12.0
+    assert Metric(lambda x, y: float(x[0] * 10 + y[0])).compute(OUTPUTS, TARGETS) == 12.0
+    assert Metric(lambda y, x: float(y[0] * 10 + x[0])).compute(OUTPUTS, TARGETS) == 12.0
     assert Metric(max, label="most").compute(np.array(3.0), np.array(4.0)) == 4.0  # its parameters are not known
 
 
