@@ -52,6 +52,7 @@ def test_an_argument_that_there_is_not_is_named_everywhere(name):
 
 X = np.zeros((8, 3), "float32")
 TABLE = {"x": X, "y": X[:, 0]}
+BATCHES = [(X, X[:, :1])] * 2
 
 
 def data():
@@ -116,6 +117,21 @@ def fitted(optimizer):
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", verbose=0),
             r"^fit has no argument 'verbose'\. Hint: write progress='none', or 'auto'\.",
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", progress="none"),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", run_eagerly=True),
+            r"^fit has no argument 'run_eagerly'\. Hint: write compile='off'\.",
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", compile="off", progress="none"),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), BATCHES, loss="mse", steps_per_epoch=1),
+            r"to limit them, pass IterableSource\('data', source, features='x', target='y', steps=1000\)",
+            lambda: aa.fit(
+                aa.SequentialMLP(1),
+                aa.IterableSource("data", BATCHES, features="x", target="y", steps=1),
+                loss="mse",
+                progress="none",
+            ),
         ),
         (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", shuffle=False),

@@ -242,7 +242,7 @@ def test_classes_of_losses(hint: Any) -> None:
         trained(2, aa.AppliedLoss(aa.Loss("cross_entropy", class_axis=5), on="net"))
     assert trained(2, aa.AppliedLoss(aa.Loss("cross_entropy", class_axis=1), on="net"))
     assert trained(2, aa.AppliedLoss(aa.Loss("cross_entropy"), on="net"))  # without class_axis
-    with hint("build the graph on a copy with another dtype: feature_set.cast({})"):
+    with hint("cast each batch of a source, or build the graph on a copy with another dtype: feature_set.cast({})"):
         trained(1, aa.AppliedLoss("mse", on="net"))
     assert trained(1, aa.AppliedLoss("mse", on="net"), data=classes.cast({"label": "float32"}))
     probabilities = features(p=np.full((24, 2), 0.5, "float32"))

@@ -201,9 +201,12 @@ def test_the_number_of_batches(hint: Any) -> None:
         IterableSource("data", batches, features="x", steps=0)
     assert IterableSource("data", batches, features="x", steps=1000).steps == 1000
     endless = itertools.cycle([{"x": X}])
-    with hint("set the number of batches of an epoch: steps=1000"):
+    with hint(
+        "set the number of batches of an epoch: IterableSource('data', source, features='x', target='y', steps=1000)"
+    ):
         IterableSource("data", endless, features="x")
-    assert len(read(IterableSource("data", endless, features="x", steps=1000))) == 1000
+    endless = itertools.cycle([{"x": X, "y": X}])
+    assert len(read(IterableSource("data", endless, features="x", target="y", steps=1000))) == 1000
     with hint("write read_ahead=0 to read a batch only after the previous step, or leave it out"):
         IterableSource("data", batches, features="x", read_ahead=2)
     assert IterableSource("data", batches, features="x", read_ahead=0).read_ahead == 0

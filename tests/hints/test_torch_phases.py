@@ -47,6 +47,15 @@ class TwoInputs(torch.nn.Module):
         return self.left(left) + self.right(right)
 
 
+class OfScalars(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(1, 1), torch.nn.Embedding(2, 1)
+
+    def forward(self, left: Any, right: Any) -> Any:
+        return self.left(left[:, None]) + self.right(right)
+
+
 def test_losses_of_users(hint: Any) -> None:
     with hint("write def loss(outputs, targets), or name its arguments in inputs=[...]"):
         run(TrainPhase("train", data="train", losses=[AppliedLoss(lambda outputs: outputs.mean(), on="net")]))
@@ -311,6 +320,25 @@ def smooth(outputs: Any, targets: Any) -> Any:
     return torch.nn.functional.smooth_l1_loss(outputs.reshape(-1), targets.reshape(-1))
 
 
+def test_text_for_a_model_of_several_inputs(hint: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("anyaccel_sklearn")
+    table = pandas.DataFrame({"left": X[:, 0], "right": ["a", "b"] * 12, "y": X[:, 1]})
+    settings: dict[str, Any] = {"target": "y", "loss": "mse", "epochs": 1, "progress": "none"}
+    with hint(
+        "convert its columns to numbers first (pandas: table['COLUMN'].astype('category').cat.codes.astype('int32')), "
+        "or pass a function that builds a model of one input: def build(n_features, n_outputs)"
+    ):
+        aa.fit(OfScalars(), table, **settings)
+
+    def build(n_features: int, n_outputs: int) -> Any:
+        return torch.nn.Linear(n_features, n_outputs)
+
+    assert aa.fit(build, table, **settings).predict(table).shape == (24,)
+    table["right"] = table["right"].astype("category").cat.codes.astype("int32")
+    assert aa.fit(OfScalars(), table, **settings).predict(table).shape == (24,)
+
+
 def test_several_inputs_and_losses_of_fit(hint: Any, tmp_path: Path) -> None:
     table = {"a": X[:, 0], "b": X[:, 1], "price": X[:, 2], "kind": np.arange(24) % 3}
     settings: dict[str, Any] = {"epochs": 1, "progress": "none"}
@@ -319,11 +347,16 @@ def test_several_inputs_and_losses_of_fit(hint: Any, tmp_path: Path) -> None:
             aa.fit(Two(), table, loss=wrong, target="price", **settings)
     settings["loss"] = {"price": "mse", "kind": "cross_entropy"}
     left, right = X[:, :1], X[:, 1:]
-    for pair in (((left, right), left), ({"left": left, "right": right}, left)):
-        with hint("pass a column for each input: fit(model, {{}, 'y': y}, target='y')"):
-            aa.fit(TwoInputs(), pair, loss="mse", epochs=1, progress="none")
+    with hint("pass a column for each input: fit(model, {{}, 'y': y}, target='y')"):
+        aa.fit(TwoInputs(), (X, left), loss="mse", epochs=1, progress="none")
     columns = {"left": left, "right": right, "y": left}
-    assert aa.fit(TwoInputs(), columns, target="y", loss="mse", epochs=1, progress="none").predict(columns).shape
+    fitted = aa.fit(TwoInputs(), columns, target="y", loss="mse", epochs=1, progress="none")
+    assert fitted.predict(columns).shape
+    for inputs in ([left, right], (left, right)):
+        with hint("pass them by the names of the model's inputs: ({'COLUMN': array, 'OTHER': array}, y)"):
+            aa.fit(TwoInputs(), (inputs, left), loss="mse", epochs=1, progress="none")
+    by_name = ({"left": left, "right": right}, left)
+    assert aa.fit(TwoInputs(), by_name, loss="mse", epochs=1, progress="none").predict(by_name).shape
     with hint("assign the columns: features={{}}"):
         aa.fit(Two(), table, **settings)
     settings["features"] = {"u": "a", "v": "b"}

@@ -106,6 +106,13 @@ _VALUES: Mapping[tuple[str, str], str] = {
     ("shuffle", "sampler"): "rows are shuffled; sampler=SimpleSampler(32) keeps their order",
     ("fp16", "precision"): "write precision='fp16-mixed'",
     ("bf16", "precision"): "write precision='bf16-mixed'",
+    ("run_eagerly", "compile"): "write compile='off'",
+    ("initial_epoch", "resume"): "a checkpoint knows the epoch: write checkpoint='runs/a', resume='auto'",
+    **{
+        (word, "epochs"): "an epoch takes all batches; to limit them, pass "
+        "IterableSource('data', source, features='x', target='y', steps=1000)"
+        for word in ("steps_per_epoch", "limit_train_batches")
+    },
     ("x", "target"): "pass x and y as a pair: (x, y)",
     ("X", "target"): "pass x and y as a pair: (x, y)",
     **{

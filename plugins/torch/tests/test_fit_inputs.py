@@ -113,6 +113,31 @@ def test_inputs_and_outputs_are_named_where_the_model_names_none():
         fit(made(InOrder), features={"left": "a", "right": "b"})
 
 
+def test_batches_give_several_inputs_by_name_or_in_order():
+    _, losses = by_hand()
+    kinds = np.unique(KINDS, return_inverse=True)[1]
+    targets = [(A - B)[:, None], kinds]
+    by_name = [({"b": B, "a": A}, {"kind": kinds, "price": targets[0]}), {**TABLE, "kind": kinds}]
+    for parts in (*by_name, ((A, B), tuple(targets)), (A, B, *targets)):
+        batches = [cut(parts, slice(i, i + BATCH)) for i in range(0, 60, BATCH)]
+        fitted = fit(made(), batches, sampler=None)
+        np.testing.assert_allclose(fitted.results.loss, losses, rtol=1e-5)
+
+
+def cut(parts, rows):
+    if isinstance(parts, dict):
+        return {name: part[rows] for name, part in parts.items()}
+    return tuple(cut(part, rows) for part in parts) if isinstance(parts, tuple) else torch.tensor(parts[rows])
+
+
+def test_a_table_with_text_is_one_input():
+    pytest.importorskip("anyaccel_sklearn")
+    with pytest.raises(
+        PhaseError, match=r"needs the inputs a, b, but a table with text, dates or gaps becomes one inp"
+    ):
+        fit(made(), {**TABLE, "b": KINDS})
+
+
 def test_losses_have_weights_and_predict_what_they_compare(tmp_path):
     _, losses = by_hand(weight=0.5)
     applied = [

@@ -49,6 +49,25 @@ def test_a_view_is_a_validation():
         np.testing.assert_array_equal(fitted.results.figure("val_loss"), expected.results.figure("val_loss"))
 
 
+def test_a_pair_of_mappings_has_their_names():
+    expected = fit({"a": A, "b": B, "value": A - B})
+    for pair in (({"a": A, "b": B}, {"value": A - B}), ({"a": A, "b": B}, A - B)):
+        fitted = fit(pair, target=None, validation=({"b": B, "a": A}, pair[1]))
+        np.testing.assert_array_equal(fitted.results.loss, expected.results.loss)
+        np.testing.assert_array_equal(fitted.predict({"b": B, "a": A}), expected.predict({"a": A, "b": B}))
+        assert fitted.results.figure("val_loss")[-1] == expected.evaluate({"a": A, "b": B, "value": A - B}).loss
+    for inputs in ([A, B], (A, B), (A,)):
+        with pytest.raises(ColumnError, match=rf"the x of the pair \(x, y\) has {len(inputs)} arrays without names"):
+            fit((inputs, A - B), target=None)
+    rows = [A[:1], B[:1]]  # two rows, which are lists of one number
+    assert np.isfinite(fit((rows, A[:2]), target=None).results.loss[-1])
+
+
+def test_two_mappings_of_the_same_names_are_batches():
+    halves = tuple({"x": A[rows].reshape(-1, 1), "y": B[rows]} for rows in (slice(30), slice(30, 60)))
+    assert fit(halves, target=None).results.epochs[0].steps == 2
+
+
 def test_a_pair_of_a_frame_and_a_series_has_their_names():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": A, "b": B, "value": A - B})

@@ -131,7 +131,8 @@ def test_integer_targets_of_a_regression_loss_are_refused_with_a_hint(loss, dtyp
         training(one(mlp(), table(y=((1,), dtype))), AppliedLoss(loss, on="a"))
     message = str(caught.value)
     assert f"{loss} on 'a' compares float32 outputs with fs.y, which is {dtype}" in message
-    assert "Hint: build the graph on a copy with another dtype: feature_set.cast({'y': 'float32'})" in message
+    assert "Hint: cast each batch of a source, or build the graph on a copy with another dtype: " in message
+    assert "feature_set.cast({'y': 'float32'})" in message
 
 
 def test_the_hint_for_integer_targets_works_as_written(table, mlp):

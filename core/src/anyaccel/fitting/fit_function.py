@@ -217,6 +217,18 @@ def _framework_models(framework: str | None, accelerator: Any) -> Any:
 # -- Wiring: which column feeds which argument of the model, and which loss compares which output and target -----------
 
 
+def several_inputs(model: Any) -> list[str]:
+    """Return the names of the arguments that a model requires, if it requires more than one."""
+    owners = registry().owners(model)
+    signature = registry().computing(owners[0]).signature(model) if owners else None
+    needed = []
+    for parameter in () if signature is None else signature.parameters.values():
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_named and parameter.default is parameter.empty:
+            needed.append(parameter.name)
+    return needed if len(needed) > 1 else []
+
+
 def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upstream | dict[str, Upstream]:
     """Return the inputs of the node: columns by argument, or one reference that joins all features.
 
@@ -227,17 +239,17 @@ def inputs_of(model: Any, data: FeatureSet | Source, features: Features) -> Upst
     """
     if isinstance(features, Mapping):
         return {name: data.reference(columns) for name, columns in features.items()}
-    owners = registry().owners(model)
-    signature = registry().computing(owners[0]).signature(model) if owners else None
-    parameters = () if signature is None else signature.parameters.values()
-    needed = []
-    for parameter in parameters:
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if is_named and parameter.default is parameter.empty:
-            needed.append(parameter.name)
-    if len(needed) < 2:
+    needed = several_inputs(model)
+    if not needed:
         return data.reference()
     missing = [name for name in needed if name not in data.features]
+    if missing and treatment_of(data) is not None:
+        raise PhaseError(
+            f"fit: the model needs the inputs {', '.join(needed)}, but a table with text, dates or gaps becomes one "
+            "input of numbers",
+            hint="convert its columns to numbers first (pandas: table['COLUMN'].astype('category').cat.codes"
+            ".astype('int32')), or pass a function that builds a model of one input: def build(n_features, n_outputs)",
+        )
     if missing:
         hint = f"assign the columns: features={{{', '.join(f'{name!r}: COLUMN' for name in needed)}}}"
         if len(data.features) < len(needed):
@@ -583,6 +595,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         if isinstance(features, Mapping):  # a target that a model takes by name stays a target
             joined = dict.fromkeys(name for columns in features.values() for name in names_of(columns))
             names = [name for name in joined if name not in names_of(target)]
+        elif features is None and not (builds_model or is_set or is_table(data) or isinstance(data, Source)):
+            names = several_inputs(model) or None  # of each batch; otherwise `x`
         how = Preprocessing(preprocess, names_of(drop), names_of(categories), embed, builds_model, is_named)
         try:
             data = raw_table(data, features, target, how)

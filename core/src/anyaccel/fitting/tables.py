@@ -55,8 +55,16 @@ def is_table(data: Any) -> bool:
 
 
 def is_pair(data: Any) -> bool:
-    """Return whether data are a pair (x, y) of arrays or frames."""
-    return isinstance(data, tuple) and len(data) == 2 and all(isinstance(p, list) or hasattr(p, "shape") for p in data)
+    """Return whether data are a pair (x, y) of arrays, frames or mappings of arrays; two mappings with a name in common
+    are two batches.
+    """
+    if not isinstance(data, tuple) or len(data) != 2:
+        return False
+    x, y = data
+    if isinstance(x, Mapping) and isinstance(y, Mapping):
+        return not set(x) & set(y)
+    is_inputs = type(x) is tuple and len(x) > 0 and all(hasattr(part, "shape") for part in (*x, y))
+    return is_inputs or all(isinstance(part, (list, Mapping)) or hasattr(part, "shape") for part in data)
 
 
 def readable(data: Any) -> Any:
@@ -122,13 +130,21 @@ def readable(data: Any) -> Any:
 def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
     """Return a pair (x, y) as columns by name, with the names of its features and targets; other data unchanged.
 
-    Columns of frames keep their names. An array gets the single name in `features` or `target`, by default `x` or `y`.
+    Columns of frames and mappings keep their names. An array gets the single name in `features` or `target`, by default
+    `x` or `y`.
 
     Raises:
-        ColumnError: Both parts have a column with the same name.
+        ColumnError: Both parts have a column with the same name, or the first is a list of inputs without names.
     """
     if not is_pair(data):
         return data, features, target
+    inputs = data[0] if isinstance(data[0], (list, tuple)) else ()
+    are_columns = bool(inputs) and all(getattr(part, "ndim", 0) and len(part) == len(data[1]) for part in inputs)
+    if isinstance(data[0], tuple) or (are_columns and len(inputs) != len(data[1])):
+        raise ColumnError(
+            f"the x of the pair (x, y) has {len(inputs)} arrays without names",
+            hint="pass them by the names of the model's inputs: ({'COLUMN': array, 'OTHER': array}, y)",
+        )
     x, y = _named_columns(data[0], features, "x"), _named_columns(data[1], target, "y")
     if set(x) & set(y):
         raise ColumnError(
@@ -140,6 +156,8 @@ def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, N
 
 
 def _named_columns(part: Any, chosen: Names, usual: str) -> dict[str, Any]:
+    if isinstance(part, Mapping):
+        return dict(part)
     names = getattr(part, "columns", None)
     if names is not None:
         return {name: part[name] for name in names_of(names)}

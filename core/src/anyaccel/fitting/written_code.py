@@ -121,7 +121,9 @@ def _reader(variable: str, data: Any, roles: Mapping[str, Any]) -> str:
         parts = []
         for place, names in sides:
             part = f"{names[0]!r}: {variable}[{place}]"
-            if hasattr(data[place], "columns"):
+            if isinstance(data[place], Mapping):
+                part = f"**{variable}[{place}]"
+            elif hasattr(data[place], "columns"):
                 part = f"**{{name: {variable}[{place}][name] for name in {variable}[{place}].columns}}"
             parts.append(part)
         return f"aa.FeatureSet.from_dict('data', {{{', '.join(parts)}}}, {columns})"

@@ -923,7 +923,8 @@ class LossBinder:
                 raise SpecError(
                     f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is "
                     f"{stored.dtype}",
-                    hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
+                    hint="cast each batch of a source, or build the graph on a copy with another dtype: "
+                    f"feature_set.cast({dtypes})",
                 )
             for setting in ("ignore_index", "class_weights"):
                 if setting in loss.loss.kwargs:

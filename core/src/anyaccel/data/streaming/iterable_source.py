@@ -116,7 +116,8 @@ class IterableSource(BatchSource):
         if self._limit is None and never_ends(source):
             raise SourceError(
                 f"source {label!r}, a {type(source).__name__}, never ends",
-                hint="set the number of batches of an epoch: steps=1000",
+                hint="set the number of batches of an epoch: IterableSource('data', source, features='x', target='y', "
+                "steps=1000)",
             )
         check_fork(label, source)
         check_no_share(label, source)
