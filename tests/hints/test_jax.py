@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -105,6 +105,36 @@ def test_models_that_must_be_wrapped(hint: Any) -> None:
         def __call__(self, x: Any, state: Any) -> Any:
             return self.norm(self.layer(x), state)
 
+    made = linen.Dense(1)
+    variables = made.init(key, X)
+    for wrong in ((made, variables), eqx.nn.make_with_state(Net)()):
+        with hint(
+            "pass the model itself; in JAX, with its values: anyaccel_jax.Linen(module, variables), or "
+            "anyaccel_jax.Equinox(module, state)"
+        ):
+            graph_of(wrong)
+    module = made
+    with hint("pass all collections, as module.init returns them: anyaccel_jax.Linen(module, variables)"):
+        train(anyaccel_jax.Linen(module, variables["params"]))
+    variables = module.init(key, X)
+    assert train(anyaccel_jax.Linen(module, variables)).loss.size
+    function = linear
+    with hint(
+        "pass an object of a model class that calls the function; in JAX, anyaccel_jax.Function(function, parameters)"
+    ):
+        graph_of(function)
+    assert train(anyaccel_jax.Function(function, parameters())).loss.size
+
+    class Transformed(NamedTuple):  # as of Haiku
+        init: Any
+        apply: Any
+
+    model = Transformed(parameters, linear)
+    with hint("pass its function and its parameters: anyaccel_jax.Function(model.apply, parameters)"):
+        train(model)
+    with hint("pass the function: Function(model.apply, parameters)"):
+        anyaccel_jax.Function(model, parameters())
+    assert train(anyaccel_jax.Function(model.apply, model.init())).loss.size
     module, state = eqx.nn.make_with_state(Net)()
     with hint("pass both to the node: anyaccel_jax.Equinox(module, state)"):
         anyaccel_jax.Equinox(module)

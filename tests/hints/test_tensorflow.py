@@ -166,6 +166,11 @@ def test_what_cannot_be_moved(hint: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_tensors(hint: Any) -> None:
     backend = TensorFlowBackend()
     x, ragged, variable = tf.sparse.from_dense([[0.0, 1.0]]), tf.ragged.constant([[1.0], []]), tf.Variable([1.0])
+    texts = tf.constant(["a", "b", "a"])
+    with hint("convert texts to numbers first: keras.layers.StringLookup(vocabulary=words)(texts)"):
+        backend.to_host(texts)
+    words = ["a", "b"]
+    assert backend.to_host(keras.layers.StringLookup(vocabulary=words)(texts)).tolist() == [1, 2, 1]
     with hint("convert it first: tf.sparse.to_dense(x), ragged.to_tensor(), variable.value()"):
         backend.to_host(x)
     assert backend.to_host(tf.sparse.to_dense(x)).sum() == 1

@@ -441,6 +441,8 @@ class Registry:
         failed = [f"plugin {p} is broken: {p.cause}" for p in self._plugins.values() if "owns() of" in p.cause]
         problem = "; ".join([f"{name} has no backend: no installed plugin supports it", *failed])
         hint = "install the plugin of its framework, or name it: ModelNode(..., framework=...)"
+        if callable(getattr(obj, "init", None)) and callable(getattr(obj, "apply", None)):  # as transforms of Haiku
+            hint = "pass its function and its parameters: anyaccel_jax.Function(model.apply, parameters)"
         return NoBackendError(problem, available=available, hint=hint)
 
 

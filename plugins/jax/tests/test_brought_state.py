@@ -148,6 +148,48 @@ def test_a_function_that_does_not_give_its_state_is_refused(data: Any, apply: An
         train(data, Function(apply, {"w": jnp.ones((4, 1))}, state={"mean": jnp.ones(4)}))
 
 
+def noisy(params: Any, x: Any, key: Any) -> Any:
+    return (x + jax.random.normal(key, x.shape)) @ params["w"]
+
+
+def before_the_inputs(params: Any, rng: Any, x: Any) -> Any:
+    return noisy(params, x, rng)
+
+
+def after_the_inputs(params: Any, x: Any, rng: Any) -> Any:
+    return noisy(params, x, rng)
+
+
+def after_the_state(params: Any, state: Any, rng: Any, x: Any) -> Any:
+    return noisy(params, x, rng), state
+
+
+@pytest.mark.parametrize("apply", [before_the_inputs, after_the_inputs, after_the_state])
+def test_a_key_is_called_key_or_rng_and_stands_before_or_after_the_inputs(data: Any, apply: Any) -> None:
+    params = {"w": jnp.ones((4, 1))}
+    state = {"calls": jnp.zeros(1)} if apply is after_the_state else None
+    expected = train(data, Function(noisy, params)).tree["w"]
+    np.testing.assert_array_equal(train(data, Function(apply, params, state=state)).tree["w"], expected)
+    assert not np.allclose(expected, train(data, Function(lambda params, x: x @ params["w"], params)).tree["w"])
+
+
+def test_the_apply_of_haiku_is_taken_as_it_is(data: Any) -> None:
+    haiku = pytest.importorskip("haiku", reason="Haiku is not installed")
+
+    def forward(x: Any, is_training: bool) -> Any:
+        x = haiku.BatchNorm(True, True, 0.9)(haiku.Linear(8)(x), is_training)
+        return haiku.Linear(1)(haiku.dropout(haiku.next_rng_key(), 0.2 if is_training else 0.0, x))
+
+    net = haiku.transform_with_state(forward)
+    params, state = net.init(jax.random.key(0), X[:2], True)
+
+    def apply(params: Any, state: Any, x: Any, key: Any, is_training: bool) -> Any:
+        return net.apply(params, state, key, x, is_training)
+
+    expected = train(data, Function(apply, params, state=state), epochs=2)
+    assert_close(train(data, Function(net.apply, params, state=state), epochs=2).tree, expected.tree)
+
+
 def test_haiku_with_state_is_its_own_loop(data: Any) -> None:
     haiku = pytest.importorskip("haiku", reason="Haiku is not installed")
 

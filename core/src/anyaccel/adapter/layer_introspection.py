@@ -269,7 +269,8 @@ class LayerLibrary:
             owner = next((cls for cls in type(model).__mro__ if method in vars(cls)), None)
             is_theirs = owner is not None and owner.__module__.partition(".")[0] != package
             if is_theirs or method in vars(model):
-                return f"{type(model).__name__} overrides {method}, which would not be called"
+                text = f"{type(model).__name__} overrides {method}, which would not be called"
+                return f"{text}; a phase takes such code as a function, TrainPhase(step=step), or as a loss"
         return ""
 
     def refuse_stateful(self, model: Any) -> None:

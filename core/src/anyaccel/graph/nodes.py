@@ -190,7 +190,15 @@ class ModelNode(AttributeHints):
         if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS or type(model) is OrderedDict:
             hint = "pass a model object of a framework, such as SequentialMLP(...)"
             if isinstance(model, _FUNCTIONS):
-                hint = "pass an object of a model class that calls the function"
+                hint = (
+                    "pass an object of a model class that calls the function; in JAX, "
+                    "anyaccel_jax.Function(function, parameters)"
+                )
+            elif isinstance(model, tuple):
+                hint = (
+                    "pass the model itself; in JAX, with its values: anyaccel_jax.Linen(module, variables), or "
+                    "anyaccel_jax.Equinox(module, state)"
+                )
             elif isinstance(model, Mapping):
                 hint = "if this is the state of a model, create the model, load the state, and pass the model"
             raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)

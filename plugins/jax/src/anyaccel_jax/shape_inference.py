@@ -84,9 +84,18 @@ def _dtype_name(output: Any) -> str:
     return str(output.dtype.name)
 
 
+_COLLECTIONS_ARE_MISSING = (  # names of errors of Flax, which need not be imported
+    "ScopeCollectionNotFound",
+    "ApplyScopeInvalidVariablesTypeError",
+    "ApplyScopeInvalidVariablesStructureError",
+)
+
+
 def _hint(inputs: Sequence[TensorSpec], error: Exception) -> str:
     if isinstance(error, jax.errors.ConcretizationTypeError):
         return "use jax.numpy.where or jax.lax.cond for conditions in the model: it is compiled without values"
     if isinstance(error, jax.errors.TracerArrayConversionError):
         return "use functions of jax.numpy instead of numpy in the model: it is compiled without values"
+    if type(error).__name__ in _COLLECTIONS_ARE_MISSING:
+        return "pass all collections, as module.init returns them: anyaccel_jax.Linen(module, variables)"
     return call_hint(error) or input_hint(inputs, error=error)

@@ -57,11 +57,10 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
 
         if not is_tensor(tensor) or tensor.dtype in (tf.string, tf.resource, tf.variant):
             kind = f"tensor of dtype {tensor.dtype.name}" if is_tensor(tensor) else type(tensor).__name__
-            raise MoveError(
-                f"NumPy cannot hold a {kind}",
-                available="dense tensors of numbers and booleans",
-                hint="convert it first: tf.sparse.to_dense(x), ragged.to_tensor(), variable.value()",
-            )
+            hint = "convert it first: tf.sparse.to_dense(x), ragged.to_tensor(), variable.value()"
+            if getattr(tensor, "dtype", None) == tf.string:
+                hint = "convert texts to numbers first: keras.layers.StringLookup(vocabulary=words)(texts)"
+            raise MoveError(f"NumPy cannot hold a {kind}", available="dense tensors of numbers and booleans", hint=hint)
         array: np.ndarray = np.asarray(tensor)
         return array
 

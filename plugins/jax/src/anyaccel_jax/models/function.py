@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from anyaccel.adapter import values_of
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.call_hints import constructor_hints
-from anyaccel.errors import PhaseError
+from anyaccel.errors import ArgumentError, PhaseError
 from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
     LIBRARIES,
@@ -31,14 +31,16 @@ from anyaccel_jax.models.base import (
 from anyaccel_jax.parameter_tree import ParameterTree
 
 _STATE = "state."
+_KEYS = ("key", "rng")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @constructor_hints
 class Function(Model):
     """A function `apply(parameters, *inputs)` of JAX, with its initial parameters.
 
-    It is called with `key` (of `jax.random`), and with `train` or `deterministic`, if it has parameters with these
-    names.
+    It is called with `key` or `rng` (of `jax.random`), and with `train` or `deterministic`, if it has parameters with
+    these names. A key before the inputs, as in `haiku.transform`, is passed there.
 
     Args:
         apply: Pure and traceable function; it takes a pytree like `parameters` and inputs [batch, ...], and returns an
@@ -63,6 +65,11 @@ class Function(Model):
     """
 
     def __init__(self, apply: Callable[..., Any], parameters: Any, state: Any = None) -> None:
+        if not callable(apply):
+            raise ArgumentError(
+                f"Function takes a function, not a {type(apply).__name__}",
+                hint="pass the function: Function(model.apply, parameters)",
+            )
         self._apply = apply
         self._tree, self._state = NamedTree(parameters), None if state is None else NamedTree(state)
         arrays = {name: copy_array(leaf) for name, leaf in named_leaves(parameters).items()}
@@ -107,6 +114,10 @@ class Function(Model):
         )
 
     @property
+    def _key_name(self) -> str | None:
+        return next((name for name in _KEYS if has_parameter(self._apply, name)), None)
+
+    @property
     def cache_key(self) -> Any:
         """The function, and the values that it reads in addition to its arguments."""
         return values_of("apply", self._apply, LIBRARIES)
@@ -121,13 +132,19 @@ class Function(Model):
         layout: CallLayout = POSITIONAL,
     ) -> Any:
         keywords = mode_keywords(self._apply, train)
-        if has_parameter(self._apply, "key"):
-            keywords["key"] = key
         arguments, named = layout.bind(inputs, jnp.moveaxis)
         tree, state = self._tree.unflatten({**parameters, **buffers}), self._state_from(buffers)
+        leading = (tree,) if self._state is None else (tree, state)
+        if self._key_name is not None:
+            accepted = inspect.signature(self._apply).parameters
+            is_positional = accepted[self._key_name].kind in _POSITIONAL
+            if is_positional and list(accepted).index(self._key_name) == len(leading):  # before the inputs
+                leading = (*leading, key)
+            else:
+                keywords[self._key_name] = key
+        result = self._apply(*leading, *arguments, **named, **keywords)
         if self._state is None:
-            return outputs_of(self._apply(tree, *arguments, **named, **keywords), layout), None
-        result = self._apply(tree, state, *arguments, **named, **keywords)
+            return outputs_of(result, layout), None
         is_pair = isinstance(result, tuple) and len(result) == 2
         if not is_pair or list(named_leaves(result[1])) != list(named_leaves(state)):
             what = "a state with another structure" if is_pair else f"a {type(result).__name__}"
@@ -142,7 +159,7 @@ class Function(Model):
     @property
     def signature(self) -> inspect.Signature | None:
         """The signature of the function, without its parameters and state."""
-        return input_signature(self._apply, 1 if self._state is None else 2, also=("key",))
+        return input_signature(self._apply, 1 if self._state is None else 2, also=(self._key_name or "",))
 
 
 def _state_arrays(state: Any) -> dict[str, Any]:
