@@ -124,6 +124,21 @@ def fitted(optimizer):
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", compile="off", progress="none"),
         ),
         (
+            lambda: aa.ReduceLROnPlateau("val_loss", min_lr=1e-4),
+            r"no argument 'min_lr'.*Hint: it is called 'min_factor', and is a share of the rate\.",
+            lambda: aa.ReduceLROnPlateau("val_loss", min_factor=0.1),
+        ),
+        (
+            lambda: aa.ReduceLROnPlateau("val_loss", min_delta=1e-4),
+            r"Hint: it is called 'threshold', with threshold_mode='abs' for a difference\.",
+            lambda: aa.ReduceLROnPlateau("val_loss", threshold=1e-4, threshold_mode="abs"),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), BATCHES, loss="mse", pad={"x": 0}),
+            r"^fit has no argument 'pad'\. Hint: pass data that are padded: IterableSource\('data', source, ",
+            lambda: aa.IterableSource("data", BATCHES, features="x", target="y", pad={"x": 0}),
+        ),
+        (
             lambda: aa.fit(aa.SequentialMLP(1), BATCHES, loss="mse", steps_per_epoch=1),
             r"to limit them, pass IterableSource\('data', source, features='x', target='y', steps=1000\)",
             lambda: aa.fit(

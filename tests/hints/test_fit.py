@@ -49,6 +49,19 @@ def test_words_of_others_for_what_fit_returns(hint: Any, tmp_path: Path) -> None
     with hint("write fitted.model"):
         _ = model.module_
     assert isinstance(model.model, aa.SequentialMLP)
+    with hint("the trained model has it: write fitted.model"):
+        model.get_weights()
+    with hint("write fitted.results.figure('val_accuracy')"):
+        _ = model.metrics
+    classes = fitted(
+        {**TABLE, "price": np.arange(len(TABLE["price"])) % 2},
+        2,
+        target="price",
+        loss="cross_entropy",
+        validation=0.25,
+        metrics="accuracy",
+    )
+    assert classes.results.figure("val_accuracy").size == 1
     with hint("pass x and y as a pair: (x, y)"):
         model.evaluate(TABLE, np.ones(3))
     with hint("to continue training, write fitted.experiment.run_phase(fitted.phase)"):

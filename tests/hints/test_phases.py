@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -365,7 +366,7 @@ def test_models_that_another_thread_uses(hint: Any) -> None:
     assert run(train(callbacks=[Meanwhile()]), graphs[0]).loss.size and not told
 
 
-def test_hints_whose_code_is_filled_in(hint: Any) -> None:
+def test_hints_whose_code_is_filled_in(hint: Any, tmp_path: Path) -> None:
     with hint("create an instance: {}()"):
         train(callbacks=[aa.WeightAveraging])
     assert run(train(callbacks=[aa.WeightAveraging()])).loss.size
@@ -384,6 +385,24 @@ def test_hints_whose_code_is_filled_in(hint: Any) -> None:
     scheduled = graph()
     scheduled.optimizer = aa.Optimizer("adam", schedule=aa.ReduceLROnPlateau())
     assert run(train(validation="val"), scheduled).loss.size
+    others = {
+        name: type(name, (), {})
+        for name in ("LearningRateScheduler", "TerminateOnNaN", "BackupAndRestore", "CSVLogger")
+    }
+    with hint("pass a function of the step to the optimizer: Optimizer('adam', schedule=function)"):
+        train(callbacks=[others["LearningRateScheduler"]()])
+    scheduled.optimizer = aa.Optimizer("adam", schedule=lambda step: 1 / (1 + step))
+    assert run(train(), scheduled).loss.size
+    with hint("write on_nan='stop'"):
+        train(callbacks=[others["TerminateOnNaN"]()])
+    assert run(train(on_nan="stop")).loss.size
+    with hint("write checkpoint='runs/a', and run the phase with resume='auto'"):
+        train(callbacks=[others["BackupAndRestore"]()])
+    assert graph().run(train(checkpoint=str(tmp_path)), resume="auto", progress="none").loss.size
+    with hint("the results have all values: results.to_pandas()"):
+        train(callbacks=[others["CSVLogger"]()])
+    results = run(train())
+    assert callable(results.to_pandas)
     with hint("leave {} out of the validation: it follows the training"):
         train(validation=EvalPhase("val", data="val", precision="float64"))
     assert run(train(validation=EvalPhase("val", data="val"))).loss.size

@@ -22,9 +22,9 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("device", "devices", "device_map", "gpus", "where"), ("accelerator", "where", "devices")),
     **dict.fromkeys(("learning_rate", "learningrate", "eta"), ("lr",)),
     "step_size": ("lr", "every"),
-    "gamma": ("rate",),
+    **dict.fromkeys(("gamma", "decay_rate"), ("rate",)),
     **dict.fromkeys(("warmup_steps", "num_warmup_steps", "n_warmup_steps", "warm_up"), ("warmup",)),
-    **dict.fromkeys(("decay_steps", "T_max"), ("steps",)),
+    **dict.fromkeys(("decay_steps", "transition_steps", "T_max"), ("steps", "every")),
     **dict.fromkeys(
         ("max_grad_norm", "grad_clip", "gradient_clip_val", "max_norm", "global_clipnorm", "grad_norm"), ("clip_norm",)
     ),
@@ -106,6 +106,12 @@ _VALUES: Mapping[tuple[str, str], str] = {
     ("shuffle", "sampler"): "rows are shuffled; sampler=SimpleSampler(32) keeps their order",
     ("fp16", "precision"): "write precision='fp16-mixed'",
     ("bf16", "precision"): "write precision='bf16-mixed'",
+    (
+        "pad",
+        "data",
+    ): "pass data that are padded: IterableSource('data', source, features='x', target='y', pad={'x': 0})",
+    ("min_lr", "min_factor"): "it is called 'min_factor', and is a share of the rate",
+    ("min_delta", "threshold"): "it is called 'threshold', with threshold_mode='abs' for a difference",
     ("run_eagerly", "compile"): "write compile='off'",
     ("initial_epoch", "resume"): "a checkpoint knows the epoch: write checkpoint='runs/a', resume='auto'",
     **{

@@ -529,13 +529,16 @@ def test_callbacks_may_leave_arguments_out(line, experiment, train):
     assert heard == ["train", "placing", "train", ("train", ()), (None, ["phase", "plan", "run"])]
 
 
-def test_an_argument_of_a_callback_that_there_is_not_is_an_error(line, experiment, train):
-    class Typo(Callback):
-        def before_placement(self, phase, plans):
-            """Never called."""
+def test_a_hook_that_requires_other_arguments_is_refused_when_the_callback_is_made():
+    def of_keras(self, epoch, logs=None):
+        """As Keras calls it."""
 
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'plans'"):
-        experiment(line()).run_phase(train(callbacks=[Typo()]))
+    for name, received in (("epoch_end", "run"), ("step_end", "run"), ("phase_start", "phase, run")):
+        message = rf"Mine\.{name} requires the argument 'epoch', which this hook does not receive.*: {received}\. "
+        with pytest.raises(PhaseError, match=rf"{message}Hint: write def {name}\(self, {received}\)"):
+            type("Mine", (Callback,), {name: of_keras})
+    for hook in (lambda self: None, lambda self, run, logs=None: None, lambda self, *args, **named: None):
+        type("Mine", (Callback,), {"epoch_end": hook})
 
 
 # -- names of hooks ----------------------------------------------------------------------------------------------------

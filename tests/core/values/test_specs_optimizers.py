@@ -327,6 +327,8 @@ NORMS = ("max_grad_norm", "max_norm", "grad_clip", "gradient_clip_val", "global_
             "it is called 'warmup', and is a number of steps, not a fraction",
         ),
         (lambda: Schedule("cosine", T_max=9), "it is called 'steps'"),
+        (lambda: Schedule("exponential", decay_rate=0.9, every=10), "it is called 'rate'"),
+        (lambda: Schedule("exponential", rate=0.9, decay_steps=10), "it is called 'every'"),
         (
             lambda: Schedule("linear", num_training_steps=9, warmup=3),
             "it is called 'steps', and counts from the end of the warm-up",

@@ -86,6 +86,8 @@ class FittedModel(AttributeHints):
     attribute_hints: ClassVar[Mapping[str, str]] = {
         "history loss_curve_ evals_result": "see results.loss, and results.figure('val_loss')",
         "module module_ net network": "write fitted.model",
+        "weights get_weights layers parameters state_dict": "the trained model has it: write fitted.model",
+        "metrics accuracy": "write fitted.results.figure('val_accuracy')",
         "fit train partial_fit": "to continue training, write fitted.experiment.run_phase(fitted.phase)",
         "summary": "write fitted.graph.summary()",
         "save_model dump to_pickle save_params": "write save('FOLDER')",

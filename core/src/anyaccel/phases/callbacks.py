@@ -47,7 +47,8 @@ class Callback:
 
     Raises:
         PhaseError: when you derive a class with a public method whose name is close to a hook (`epoch_ends`) or is the
-            same hook in another library (`on_epoch_end`), because it would never be called.
+            same hook in another library (`on_epoch_end`), because it would never be called; or with a hook that
+            requires other arguments than it receives.
 
     Example:
         >>> import anyaccel as aa
@@ -75,6 +76,16 @@ class Callback:
                     available=", ".join(HOOK_NAMES),
                     hint=f"rename it to {meant!r}; if it is a helper rather than a hook, begin its name with an "
                     "underscore",
+                )
+        for name in sorted(overridden):
+            received = list(inspect.signature(getattr(Callback, name)).parameters)[1:]
+            required = _required_arguments(getattr(cls, name)) if inspect.isfunction(getattr(cls, name)) else []
+            unknown = [argument for argument in required if argument not in received]
+            if unknown:
+                raise PhaseError(
+                    f"{cls.__name__}.{name} requires the argument {unknown[0]!r}, which this hook does not receive",
+                    available=", ".join(received),
+                    hint=f"write def {name}(self, {', '.join(received)})",
                 )
 
     def phase_start(self, phase: Any, run: Run) -> None:
@@ -139,6 +150,12 @@ _OF_OTHER_LIBRARIES = {
     **dict.fromkeys(("train_epoch_end", "validation_end", "validation_epoch_end"), "epoch_end"),
     **dict.fromkeys(("batch_end", "train_batch_end"), "step_end"),
 }
+
+
+def _required_arguments(method: Any) -> list[str]:
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    return [it.name for it in parameters if it.default is it.empty and it.kind not in starred]
 
 
 def _hook_meant(name: str) -> str | None:

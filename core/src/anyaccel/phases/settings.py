@@ -281,6 +281,10 @@ _CALLBACKS = {
     "ModelCheckpoint": "write checkpoint=Checkpoint('runs/a')",
     "checkpoint": "write checkpoint=Checkpoint('runs/a')",
     "ReduceLROnPlateau": "pass it to the optimizer: Optimizer('adam', schedule=anyaccel.ReduceLROnPlateau())",
+    "LearningRateScheduler": "pass a function of the step to the optimizer: Optimizer('adam', schedule=function)",
+    "TerminateOnNaN": "write on_nan='stop'",
+    "BackupAndRestore": "write checkpoint='runs/a', and run the phase with resume='auto'",
+    "CSVLogger": "the results have all values: results.to_pandas()",
 }
 """Hints for callbacks of other libraries, for names of callbacks, and for a Checkpoint, by class name or text."""
 
