@@ -439,8 +439,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         model: Model of any framework with a plugin; `fit` trains the object itself, not a copy. Or `"mlp"`, a
             `TabularMLP` that is sized from the data. Or a function or class that builds a model:
             `lambda n_features, n_outputs: Net(n_features, n_outputs)`.
-        data: Data frame (pandas, Polars, Arrow), mapping of arrays, pair (x, y), path of a CSV or Parquet file, Hugging
-            Face data set, FeatureSet or view; or a loader or another source of batches, which is streamed.
+        data: Data frame (pandas, Polars, Arrow), mapping of arrays, pair (x, y) of arrays or mappings, path of a CSV or
+            Parquet file, Hugging Face data set, FeatureSet or view; or a loader or another source of batches, which is
+            streamed.
         loss: Name of a loss (`"cross_entropy"`, `"mse"`, ...) or a loss of the model's framework. For several targets,
             a mapping `{"price": "mse", "kind": "cross_entropy"}` for a model that returns a dict with these keys (or
             see `outputs`), or a list of AppliedLoss objects on `"model"`. With `step`, the loss of validations. None
