@@ -164,9 +164,27 @@ def test_functions_as_metrics(hint: Any) -> None:
     with hint("end the function with: return float(...)"):
         measure(lambda outputs, targets: None)
     assert measure(lambda outputs, targets: float(np.abs(outputs - targets).max()))
-    with hint("average: return float(np.mean(...))"):
-        measure(lambda outputs, targets: abs(outputs - targets))
+
+    class Errors:
+        """Of each column, as F1Score of Keras is of each class."""
+
+        def __init__(self, average: str | None = None) -> None:
+            self.average = average
+
+        def reset_state(self) -> None:
+            self.errors = np.zeros(1)
+
+        def update_state(self, targets: Any, outputs: Any) -> None:
+            self.errors = abs(outputs - targets).mean(axis=0)
+
+        def result(self) -> Any:
+            return self.errors.mean() if self.average == "macro" else np.append(self.errors, 0.0)
+
+    for metric in (lambda outputs, targets: abs(outputs - targets), Errors()):
+        with hint("average: return float(np.mean(...)), or create a metric object with average='macro'"):
+            measure(metric)
     assert measure(lambda outputs, targets: float(np.mean(abs(outputs - targets))))
+    assert measure(Errors(average="macro"))
     collection = {"mae": lambda outputs, targets: float(abs(outputs - targets).mean()), "mse": "mse"}
     with hint("pass each metric separately: metrics=list(collection.values())"):
         measure(lambda outputs, targets: dict.fromkeys(collection, 0.0))

@@ -367,7 +367,9 @@ def number_of(value: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         pass
     shape = list(np.shape(value)) if hasattr(value, "shape") else None
-    hint = "end the function with: return float(...)" if value is None else "average: return float(np.mean(...))"
+    hint = "average: return float(np.mean(...)), or create a metric object with average='macro'"
+    if value is None:
+        hint = "end the function with: return float(...)"
     what = f"values of shape {shape}" if shape is not None else f"a {type(value).__name__}"
     raise SpecError(f"it returned {what}, not one number", hint=hint)
 
