@@ -109,8 +109,7 @@ def test_models_that_must_be_wrapped(hint: Any) -> None:
     variables = made.init(key, X)
     for wrong in ((made, variables), eqx.nn.make_with_state(Net)()):
         with hint(
-            "pass the model itself; in JAX, with its values: anyaccel_jax.Linen(module, variables), or "
-            "anyaccel_jax.Equinox(module, state)"
+            "in JAX, with its values: anyaccel_jax.Linen(module, variables), or anyaccel_jax.Equinox(module, state)"
         ):
             graph_of(wrong)
     module = made
@@ -119,9 +118,7 @@ def test_models_that_must_be_wrapped(hint: Any) -> None:
     variables = module.init(key, X)
     assert train(anyaccel_jax.Linen(module, variables)).loss.size
     function = linear
-    with hint(
-        "pass an object of a model class that calls the function; in JAX, anyaccel_jax.Function(function, parameters)"
-    ):
+    with hint("in JAX, pass the function with its parameters: anyaccel_jax.Function(function, parameters)"):
         graph_of(function)
     assert train(anyaccel_jax.Function(function, parameters())).loss.size
 
@@ -130,7 +127,7 @@ def test_models_that_must_be_wrapped(hint: Any) -> None:
         apply: Any
 
     model = Transformed(parameters, linear)
-    with hint("pass its function and its parameters: anyaccel_jax.Function(model.apply, parameters)"):
+    with hint("in JAX, pass the function with its parameters: anyaccel_jax.Function(function, parameters)"):
         train(model)
     with hint("pass the function: Function(model.apply, parameters)"):
         anyaccel_jax.Function(model, parameters())

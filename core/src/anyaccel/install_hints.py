@@ -34,6 +34,10 @@ FREEZING_HINT = (
     "graph.freeze('NODE') freezes a whole node"
 )
 """How to freeze layers in the frameworks where models do that themselves."""
+FUNCTION_HINT = "in JAX, pass the function with its parameters: anyaccel_jax.Function(function, parameters)"
+"""How to pass a function as a model."""
+VALUES_HINT = "in JAX, with its values: anyaccel_jax.Linen(module, variables), or anyaccel_jax.Equinox(module, state)"
+"""How to pass a model whose values are in another object."""
 
 
 def foreign_module(obj: object, import_roots: Sequence[str]) -> str:

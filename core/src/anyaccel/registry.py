@@ -26,7 +26,7 @@ from anyaccel.errors import (
     NoBackendError,
     PluginError,
 )
-from anyaccel.install_hints import BACKEND_PLUGINS, HINTS, hint_of, install_line
+from anyaccel.install_hints import BACKEND_PLUGINS, FUNCTION_HINT, HINTS, hint_of, install_line
 from anyaccel.plugin_loader import BUILT_IN as BUILT_IN
 from anyaccel.plugin_loader import Plugin
 from anyaccel.suggestions import did_you_mean, kind_hint
@@ -442,7 +442,7 @@ class Registry:
         problem = "; ".join([f"{name} has no backend: no installed plugin supports it", *failed])
         hint = "install the plugin of its framework, or name it: ModelNode(..., framework=...)"
         if callable(getattr(obj, "init", None)) and callable(getattr(obj, "apply", None)):  # as transforms of Haiku
-            hint = "pass its function and its parameters: anyaccel_jax.Function(model.apply, parameters)"
+            hint = FUNCTION_HINT
         return NoBackendError(problem, available=available, hint=hint)
 
 

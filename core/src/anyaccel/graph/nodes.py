@@ -20,6 +20,7 @@ from anyaccel.data.roles import brief
 from anyaccel.device import Device
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import GraphError
+from anyaccel.install_hints import FUNCTION_HINT, VALUES_HINT
 from anyaccel.precision import checked_precision
 from anyaccel.segment import Path
 from anyaccel.specs import Optimizer, is_own_optimizer
@@ -190,15 +191,9 @@ class ModelNode(AttributeHints):
         if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS or type(model) is OrderedDict:
             hint = "pass a model object of a framework, such as SequentialMLP(...)"
             if isinstance(model, _FUNCTIONS):
-                hint = (
-                    "pass an object of a model class that calls the function; in JAX, "
-                    "anyaccel_jax.Function(function, parameters)"
-                )
+                hint = f"pass an object of a model class that calls the function; {FUNCTION_HINT}"
             elif isinstance(model, tuple):
-                hint = (
-                    "pass the model itself; in JAX, with its values: anyaccel_jax.Linen(module, variables), or "
-                    "anyaccel_jax.Equinox(module, state)"
-                )
+                hint = f"pass the model itself; {VALUES_HINT}"
             elif isinstance(model, Mapping):
                 hint = "if this is the state of a model, create the model, load the state, and pass the model"
             raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
