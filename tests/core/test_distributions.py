@@ -50,6 +50,10 @@ class Gauge:
 def command(fast):
     click.echo(f"measured, {fast}")
 
+@click.command("refuse")
+def refusing():
+    raise ConfigError("there is no gauge", hint="buy one")
+
 Setting = 7
 """
 Write = Callable[..., None]
@@ -194,6 +198,11 @@ def test_a_command_whose_module_fails_does_not_break_the_others(write: Write, tm
     assert "Measure something." in listed and "Not usable here." in listed
     status, output = run("torn")
     assert status == 2 and output.startswith("error: torn of measures 0.1.0 cannot be imported: SyntaxError: ")
+
+
+def test_an_error_of_anyaccel_in_a_plain_command_is_one_line(write: Write) -> None:
+    write("measures", {COMMANDS: {"refuse": "gauges:refusing"}})
+    assert run("refuse") == (2, "error: there is no gauge. Hint: buy one.\n")
 
 
 @pytest.mark.usefixtures("offered")

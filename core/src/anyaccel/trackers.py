@@ -229,9 +229,16 @@ class TrackerSwitch(RunTrackers):
         checked = None if target is None else self._check(target, "log_to", **settings)
         plugin = self._module.removeprefix("anyaccel_")
         if checked is not None and not registry().hooks.is_registered(import_module(self._module)):
+            plugins = {each.name: each for each in registry().plugins}
+            if plugin in plugins and plugins[plugin].error is None:
+                raise PluginError(
+                    f"log_to() has no effect: the entry point {plugin!r} names another module than its TrackerSwitch, "
+                    f"{self._module!r}",
+                    hint="name the module with the hooks in both",
+                )
             raise PluginError(
                 f"log_to() has no effect: the plugin {plugin!r} is not loaded",
-                available=", ".join(plugin.name for plugin in registry().plugins),
+                available=", ".join(plugins),
                 hint=f"add it to ANYACCEL_PLUGINS: ANYACCEL_PLUGINS={plugin}; or add to phases "
                 f"the callback {self._callback}",
             )

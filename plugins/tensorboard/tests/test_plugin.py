@@ -137,6 +137,17 @@ def test_a_call_without_the_plugin_is_an_error(monkeypatch, runs):
     assert log_to(None).target is None
 
 
+def test_an_entry_point_with_another_module_than_the_switch_is_an_error(monkeypatch, runs):
+    from anyaccel.numpy_backend import NumpyBackend
+    from anyaccel.plugin_testing import entry, plugin_module
+    from anyaccel.registry import Registry
+
+    another = [entry("tensorboard", plugin_module("another", phase_start=lambda: None))]
+    monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, lambda: another)])
+    with pytest.raises(PluginError, match=r"'tensorboard' names another module than .* 'anyaccel_tensorboard'\. Hint"):
+        log_to(runs)
+
+
 def test_the_callback_logs_without_the_plugin(monkeypatch, runs, folders, experiment, train):
     from anyaccel.numpy_backend import NumpyBackend
     from anyaccel.registry import Registry

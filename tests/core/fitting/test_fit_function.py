@@ -207,6 +207,11 @@ def test_a_graph_of_several_outputs_is_no_fitted_model():
         ({"metrics": ["mse"]}, PhaseError, r"metrics=\['mse'\] but no validation.*write validation=0\.2"),
         ({"epochs": -1}, PhaseError, "fit: epochs=-1 is not an int of at least 0"),
         ({"early_stopping": "yes", "validation": 0.2}, PhaseError, "early_stopping='yes' is not an int of at least 1"),
+        (
+            {"early_stopping": "val_f1", "validation": 0.2},
+            PhaseError,
+            r"early_stopping='val_f1' .* write early_stopping=EarlyStopping\('val_f1', patience=8\)",
+        ),
         ({"data": "wine.xlsx"}, DataError, r"'wine.xlsx' is not a table that can be read\. Available: \.csv"),
         ({"data": 3}, DataError, r"3 is not data that a model can be fitted to\. Available: a data frame"),
         ({"data": {**numbers(), "kind": [b"bytes"] * 60}}, ColumnError, r"cannot be features: kind"),

@@ -15,7 +15,7 @@ import click
 from anyaccel.cli import completion as shell_completion
 from anyaccel.cli.base_command import JSON, PLUGIN_TIMEOUT, Command, PlainCommand, load_plugins_of
 from anyaccel.distributions import COMMANDS, entry_points, load
-from anyaccel.errors import PluginError
+from anyaccel.errors import AnyaccelError, PluginError
 
 
 def _command(**attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -56,6 +56,16 @@ class _Group(click.Group):
         if hint:
             ctx.fail(f"No such command {args[0]!r}: {hint}.")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Invoke as click does; print an error of anyaccel, which a distribution's own command may raise, too."""
+        try:
+            return super().invoke(ctx)
+        except AnyaccelError as error:
+            from anyaccel.cli.console import print_error
+
+            print_error(error, as_json=False)
+            sys.exit(2)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)

@@ -654,6 +654,9 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     stopping: list[Callback] = []
     if isinstance(patience, EarlyStopping):
         stopping = [patience]
+    elif isinstance(patience, str) and patience.startswith("val_"):
+        problem = f"fit: early_stopping={patience!r} is not an int of at least 1, nor an EarlyStopping"
+        raise PhaseError(problem, hint=f"write early_stopping=EarlyStopping({patience!r}, patience=8)")
     elif patience is not None and patience is not False:
         patience = arguments.integer(PhaseError, "fit: ", "early_stopping", patience, 1, 8)
         if not has_validation:
