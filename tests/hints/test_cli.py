@@ -92,6 +92,17 @@ def test_modules_that_are_named(hint: Any, cli: Any, script: Path, monkeypatch: 
     assert cli("plan", "train.py:train").exit_code == 0
     monkeypatch.setenv("PYTHONPATH", str(script.parent))
     assert "plan of train" in printed_by("anyaccel", "plan", "train:train", cwd=script.parent)
+    with hint("name a file that exists; a relative path starts in {}") as printed:
+        printed.text = cli("plan", "trian.py:train").output
+    assert str(script.parent) in printed.text and cli("plan", "train.py:train").exit_code == 0
+    assert "Available: np, " not in cli("plan", "train.py:trian").output  # modules are no phases
+    script.with_name("next_to_it.py").write_text("from train import *")
+    monkeypatch.delenv("PYTHONPATH")
+    with hint("python adds the folder of a script by itself; here, set PYTHONPATH={}") as printed:
+        printed.text = printed_by("anyaccel", "plan", "next_to_it.py:train", cwd=script.parent)
+    monkeypatch.setenv("PYTHONPATH", ".")
+    assert printed.text.strip().endswith("PYTHONPATH=.")
+    assert "plan of train" in printed_by("anyaccel", "plan", "next_to_it.py:train", cwd=script.parent)
     broken = script.with_name("broken.py")
     broken.write_text("1 / 0")
     with hint("run it with python first") as printed:

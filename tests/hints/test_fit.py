@@ -156,6 +156,9 @@ def test_validations_of_fit(hint: Any) -> None:
     with hint("write validation=0.2"):
         fitted(target="price", metrics=["mse"])
     assert fitted(target="price", metrics=["mse"], validation=0.2)
+    with hint("write early_stopping=EarlyStopping({}, patience=8)"):
+        fitted(target="price", early_stopping="val_loss", validation=0.2)
+    assert fitted(target="price", early_stopping=aa.EarlyStopping("val_loss", patience=8), validation=0.2)
     with hint("write validation=0.2, or early_stopping=EarlyStopping('loss')"):
         fitted(target="price", early_stopping=2)
     assert fitted(target="price", early_stopping=2, validation=0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shlex
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -47,12 +48,8 @@ def load_object(reference: str) -> tuple[ModuleType, Any]:
         except AnyaccelError:
             raise
         except (Exception, SystemExit) as error:
-            missing = isinstance(error, ModuleNotFoundError) and not is_file and f"{name}.".startswith(f"{error.name}.")
             raise ConfigError(
-                f"{name} cannot be run: {type(error).__name__}: {error}",
-                hint="install it, set PYTHONPATH, or pass the file: 'train.py:train'"
-                if missing
-                else "run it with python first",
+                f"{name} cannot be run: {type(error).__name__}: {error}", hint=_hint_of_failure(name, is_file, error)
             ) from error
         finally:
             if implicit:
@@ -61,11 +58,25 @@ def load_object(reference: str) -> tuple[ModuleType, Any]:
     target: Any = module
     for part in attribute.split("."):
         if not hasattr(target, part):
-            names = [name for name in vars(module) if not name.startswith("_")]
+            given = vars(module).items()
+            names = [name for name, value in given if not name.startswith("_") and not isinstance(value, ModuleType)]
             hint = did_you_mean(part, names, "name an object of the module")
             raise ConfigError(f"{name} has no {attribute!r}", available=", ".join(names[:20]), hint=hint)
         target = getattr(target, part)
     return module, target
+
+
+def _hint_of_failure(name: str, is_file: bool, error: BaseException) -> str:
+    path = Path(name)
+    if is_file and not path.is_file():
+        return f"name a file that exists; a relative path starts in {Path.cwd()}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        if not is_file and f"{name}.".startswith(f"{error.name}."):
+            return "install it, set PYTHONPATH, or pass the file: 'train.py:train'"
+        beside = path.parent / error.name.partition(".")[0]
+        if is_file and (beside.is_dir() or beside.with_suffix(".py").is_file()):
+            return f"python adds the folder of a script by itself; here, set PYTHONPATH={shlex.quote(str(path.parent))}"
+    return "run it with python first"
 
 
 def _run_file(path: Path) -> ModuleType:
