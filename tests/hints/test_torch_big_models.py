@@ -17,7 +17,7 @@ import anyaccel as aa
 torch = pytest.importorskip("torch")
 pytest.importorskip("anyaccel_torch")
 
-from safetensors.torch import save_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from anyaccel_offload.torch import (  # noqa: E402
@@ -159,12 +159,35 @@ class WithState(nn.Module):
         pass
 
 
+class Renamed(nn.Module):
+    """A model whose files have names of an earlier version, as in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new_name = nn.Parameter(torch.zeros(3, 3))
+
+    @classmethod
+    def from_pretrained(cls, path: Path) -> Renamed:
+        model = cls()
+        model.load_state_dict({"new_name": load_file(path)["old_name"]})
+        return model
+
+
 def test_checkpoints_that_do_not_fit(hint: Any, folder: Path, tmp_path: Path) -> None:
     with hint("use the checkpoint of this model, or load the matching parts with strict=False"):
         load_checkpoint_in_model(nn.Sequential(nn.Linear(3, 4)), folder)
     load_checkpoint_in_model(chain(), folder)
     with pytest.warns(UserWarning, match="unexpected"):
         load_checkpoint_in_model(nn.Sequential(nn.Linear(3, 4)), folder, strict=False)
+    save_file({"old_name": torch.ones(3, 3)}, tmp_path / "renamed.safetensors")
+    with hint(
+        "if the files are of this model, its library converts their names: load it with model = "
+        "{}.from_pretrained(FOLDER), then dispatch_model(model, device_map)"
+    ):
+        load_checkpoint_in_model(Renamed(), tmp_path / "renamed.safetensors")
+    model, device_map = Renamed.from_pretrained(tmp_path / "renamed.safetensors"), {"": "cpu"}
+    dispatch_model(model, device_map)
+    assert torch.equal(model.new_name, torch.ones(3, 3))
     with hint("load this model with model.load_state_dict"):
         load_checkpoint_in_model(WithState(), folder)
     model = WithState()

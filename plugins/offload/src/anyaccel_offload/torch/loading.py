@@ -126,7 +126,14 @@ def load_checkpoint_in_model(
     parts += [f"{name} is {how}" for name, how in mismatched.items()]
     problem = f"{WHERE}the checkpoint does not fit {type(model).__name__}: {'; '.join(parts)}" if parts else ""
     if problem and (strict or not chosen):
-        raise StateError(problem, hint="use the checkpoint of this model, or load the matching parts with strict=False")
+        converts = missing and unexpected and hasattr(model, "from_pretrained")
+        raise StateError(
+            problem,
+            hint=f"if the files are of this model, its library converts their names: load it with model = "
+            f"{type(model).__name__}.from_pretrained(FOLDER), then dispatch_model(model, device_map)"
+            if converts
+            else "use the checkpoint of this model, or load the matching parts with strict=False",
+        )
     if problem:
         warnings.warn(printable(problem), UserWarning, stacklevel=2)
     for target, source in chosen:
