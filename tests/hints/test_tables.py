@@ -6,11 +6,13 @@ import functools
 import io
 import pathlib
 import warnings
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow
 import pyarrow.dataset
 import pytest
 from sklearn.compose import ColumnTransformer, make_column_transformer
@@ -189,6 +191,14 @@ def test_targets_of_tables(hint: Any) -> None:
     with hint("convert it to numbers first (pandas: pandas.to_numeric(table[{}]))"):
         fitted(table, "when")
     assert fitted(table.assign(when=pandas.to_numeric(table["when"]).astype("float64")), "when").columns
+    prices = pandas.arrays.ArrowExtensionArray(pyarrow.array([Decimal("1.5"), Decimal("2.25")] * (N // 2)))
+    table = frame(price=prices)
+    with hint("convert it to floats first (pandas: table[{}].astype(float); polars: pl.col({}).cast(float))"):
+        fitted(table, "price")
+    assert fitted(table.assign(price=table["price"].astype(float)), "price").columns
+    polars = pytest.importorskip("polars")
+    of_polars = polars.DataFrame({"age": np.arange(N), "price": [Decimal("1.5"), Decimal("2.25")] * (N // 2)})
+    assert fitted(of_polars.with_columns(polars.col("price").cast(float)), "price").results.loss.size
     with hint("leave it out of features=, or predict another column than target={}"):
         fitted(table, features=["age", "y"])
     assert fitted(table, features=["age"], target="y").columns

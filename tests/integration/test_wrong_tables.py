@@ -289,6 +289,10 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         "rename columns: {'Port': 'port'}",
     ),
     "text for numbers": (lambda: fit(table()).predict(table(age="12")), "'age' held numbers .*, and holds text here"),
+    "a row as a dict of a date and a boolean": (
+        lambda: fit(table()).predict({"age": 1.0, "day": DAYS[0], "late": np.bool_(True)}),
+        r"pass a list of rows: \[row\]",
+    ),
     "a row as a dict": (lambda: fit(table()).predict({"age": 1.0, "sex": "male"}), r"pass a list of rows: \[row\]"),
     "a row as a series": (lambda: fit(table()).predict(table().iloc[0]), r"table\.iloc\[\[0\]\] for a row"),
     "an array for a table": (lambda: fit(table()).predict(X), "has no names.*age, fare, sex, port"),

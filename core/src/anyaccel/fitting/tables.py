@@ -80,7 +80,10 @@ def readable(data: Any) -> Any:
     if (
         isinstance(data, Mapping)
         and data
-        and all(isinstance(it, (str, bytes, Real, type(None))) for it in data.values())
+        and all(
+            isinstance(it, (str, bytes)) or not (hasattr(it, "__len__") or hasattr(it, "__iter__"))
+            for it in data.values()
+        )
     ):
         raise DataError(
             "a dict of single values is one row, but a dict must contain columns", hint="pass a list of rows: [row]"
@@ -776,8 +779,17 @@ def _loss_of_column(name: str, column: Any) -> str:
         return "cross_entropy"
     raise PhaseError(
         f"fit needs a loss: the target {name!r} is {column.type}, which is neither a number nor a class",
-        hint=f"convert it to numbers first (pandas: pandas.to_numeric(table[{name!r}]))",
+        hint=_hint_to_convert(name, kind),
     )
+
+
+def _hint_to_convert(name: str, kind: Any) -> str:
+    """Return a hint with the code that makes numbers of a column of an Arrow type, in pandas and for decimals."""
+    if pa.types.is_decimal(kind):  # to_numeric returns decimals of Arrow unchanged
+        return (
+            f"convert it to floats first (pandas: table[{name!r}].astype(float); polars: pl.col({name!r}).cast(float))"
+        )
+    return f"convert it to numbers first (pandas: pandas.to_numeric(table[{name!r}]))"
 
 
 def _likeness_to_classes(name: str, column: Any) -> tuple[str, str]:
@@ -881,8 +893,7 @@ def training_data(
             raise PhaseError(
                 f"the target {name!r} is {column.type}, but the loss {loss.name!r} compares numbers",
                 cause=f"row {row} has {shown(value)}",
-                hint="convert the column to numbers first (pandas: to_numeric(table[COLUMN])); for classes the loss is "
-                "'cross_entropy'",
+                hint=f"{_hint_to_convert(name, column.type)}; for classes the loss is 'cross_entropy'",
             )
         data = data.fit_transform(load(SETTINGS, "fit.class_labels")(), name, fit_on="all", role="target")
         classes = len(np.unique(data.array(name)))
