@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import anyaccel as aa
 from anyaccel import (
@@ -146,6 +147,23 @@ def test_checkpoints(hint: Any, tmp_path: Path, monkeypatch: Any) -> None:
         experiment().run_phase(phase)
     assert experiment().run_phase(phase, resume="auto").loss.size
     assert experiment().run_phase(train(checkpoint=Checkpoint("runs/b"))).loss.size
+    with hint("leave resume out, which starts the phase anew"):
+        experiment().run_phase(train(checkpoint=Checkpoint("runs/c")), resume=None)  # type: ignore[arg-type]
+    assert experiment().run_phase(train(checkpoint=Checkpoint("runs/c"))).loss.size
+
+    class InSecondEpoch(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            if run.epoch == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped = train(checkpoint=Checkpoint("runs/d"), epochs=3, callbacks=[InSecondEpoch()], batch_size=8)
+        experiment().run_phase(stopped)
+    short = train(checkpoint=Checkpoint("runs/d"), epochs=1, batch_size=8)
+    with hint("write epochs={}, which ends this epoch, or more; or start again in another folder"):
+        experiment().run_phase(short, resume="auto")
+    longer = train(checkpoint=Checkpoint("runs/d"), epochs=2, batch_size=8)
+    assert experiment().run_phase(longer, resume="auto").loss.size == 2
     with hint("write checkpoint='runs/a' in fit or TrainPhase"):
         experiment().run_phase(train(), resume="auto")
     phase = TrainPhase("train", data="train", losses=[MSE], epochs=3, checkpoint=Checkpoint("runs/a"))

@@ -185,6 +185,8 @@ def checked_resume(resume: Any) -> str:
         return resume
     is_folder = isinstance(resume, os.PathLike) or (isinstance(resume, str) and "/" in resume)
     hint = f"write checkpoint={str(resume)!r}, resume='auto'" if is_folder else "write resume='auto'"
+    if resume is None or resume is False:
+        hint = "leave resume out, which starts the phase anew"
     raise PhaseError(f"unknown resume={shown(resume)}", available=", ".join(map(repr, RESUME)), hint=hint)
 
 

@@ -113,6 +113,18 @@ def test_a_refused_run_leaves_the_checkpoints_as_they_are(within):
     assert sorted(path.name for path in within.iterdir()) == before
 
 
+def test_fewer_epochs_than_the_checkpoint_has_begun_are_refused(tmp_path):
+    """Its steps would be in the values, but not in the results, nor in the checkpoint of the last of the epochs."""
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, 6, epochs=3)  # two steps of the second epoch
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(PhaseError, match=r"step-000000002 is within epoch 2 of its run, but .* epochs=1") as raised:
+        run(tmp_path, epochs=1)
+    assert raised.value.hint.startswith("write epochs=2, ")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert [epoch.steps for epoch in run(tmp_path, epochs=2).epochs] == [4, 4]  # as the hint says
+
+
 def test_what_is_no_number_is_compared_too():
     before = {"d": np.array(3), "d/x": np.array([np.nan, np.inf, 1.0])}
     assert different_data(before, {name: array.copy() for name, array in before.items()}) == []

@@ -137,6 +137,14 @@ class Checkpointer:
         if position.phase != label:
             problem = f"{path!r} has checkpoints of phase {position.phase!r}, not of {label!r}"
             raise PhaseError(problem, hint="use a separate folder for each phase")
+        epochs = self._run.phase.epochs
+        if position.step and position.epoch >= epochs:  # the values would have more steps than the results
+            raise PhaseError(
+                f"the checkpoint {position.name} is within epoch {position.epoch + 1} of its run, but phase {label!r} "
+                f"has epochs={epochs}",
+                hint=f"write epochs={position.epoch + 1}, which ends this epoch, or more; or start again in another "
+                "folder",
+            )
         if position.settings:
             self._compare(position, different_settings(position.settings, self._settings))
         others = ", ".join(changed_frameworks(self._run, position).values())
