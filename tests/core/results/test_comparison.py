@@ -91,6 +91,12 @@ def test_a_comparison_is_a_table():
     assert table.schema.field("loss").type == pa.float64() and table.column("loss").to_pylist() == [9.0, None]
 
 
+def test_models_that_fit_returns_are_compared_by_their_results():
+    x = [[1.0], [2.0], [3.0]]
+    fitted = anyaccel.fit(anyaccel.SequentialMLP(1), (x, x), loss="mse", epochs=2, progress="none")
+    assert compare({"a": fitted}) == compare({"a": fitted.results}) and compare(fitted).column("epochs") == [2]
+
+
 def test_a_comparison_is_a_data_frame():
     pytest.importorskip("pandas")
     frame = compare(run_of("t", {}, {}), run_of("u", {})).to_pandas()

@@ -92,8 +92,8 @@ def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
     """Compare runs in a table.
 
     Args:
-        runs: Results of phases, lists of them (such as `experiment.history`), or mappings from names that you choose to
-            results: `{"narrow": a.last_run, "wide": b.last_run}`.
+        runs: Results of phases, models that `fit` returns, lists of them (such as `experiment.history`), or mappings
+            from names that you choose to results: `{"narrow": a.last_run, "wide": b.last_run}`.
         figures: One name or several; by default every value except the losses of single nodes.
 
     Raises:
@@ -165,6 +165,8 @@ def _named(runs: Iterable[Any]) -> Iterator[tuple[str | None, PhaseResults]]:
     for run in runs:
         if isinstance(run, PhaseResults):
             yield None, run
+        elif isinstance(getattr(run, "results", None), PhaseResults):  # what fit returns
+            yield None, run.results
         elif isinstance(run, Mapping):
             for name, result in run.items():
                 yield from ((str(name), nested) for _, nested in _named([result]))

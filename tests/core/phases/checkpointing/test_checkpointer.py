@@ -344,6 +344,12 @@ def test_a_run_that_was_stopped_stays_stopped(line, experiment, train, at, tmp_p
     assert len(experiment(line()).run_phase(phase).epochs) == 2
     again = experiment(line()).run_phase(phase, resume="auto")
     assert (len(again.epochs), again.stop_reason) == (2, "enough")
+    assert again.events[0].message.endswith("it trains no more epochs, because it was stopped: enough")
+    new = line()  # as the page about checkpoints says
+    models, feature_sets = {"net": new["net"].model}, new.feature_sets.values()
+    loaded = ModelGraph.load(max(tmp_path.glob("epoch-*")), models=models, feature_sets=feature_sets)
+    further = experiment(loaded).run_phase(train(epochs=3, checkpoint=tmp_path / "further"))
+    assert [epoch.number for epoch in further.epochs] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("every", ["epoch", 3, "1h"])

@@ -158,6 +158,8 @@ class Checkpointer:
         if changed:
             self._warn(f"resumes with other optimizers: {'; '.join(changed)}")
         since = f"; {others}, so random numbers of models (dropout) differ from now on" if others else ""
+        if position.stop_reason and not position.step:
+            since += f"; it trains no more epochs, because it was stopped: {position.stop_reason}"
         self._run.log_event("checkpoint", f"resumes from {path}, {position.name}{since}")
         self._written = position.name
         return position
