@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from anyaccel.arguments import shown
+from anyaccel.errors import PhaseError
 from anyaccel.phases.checkpointing.checkpointer import CheckpointWrites, Resumption
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
@@ -40,7 +44,13 @@ def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
     if type(progress) is not Progress:
         extensions.append(ProgressReports(run, progress, rows, begins.history, begins.step))
     for callback in hooks.callbacks:
-        extensions += callback.loop_extensions(programs)
+        of_callback = callback.loop_extensions(programs)
+        if not isinstance(of_callback, Sequence) or not all(isinstance(each, LoopExtension) for each in of_callback):
+            problem = (
+                f"{type(callback).__name__}.loop_extensions returned {shown(of_callback)}, no LoopExtension objects"
+            )
+            raise PhaseError(problem, hint="return them in a list, of classes derived from LoopExtension")
+        extensions += of_callback
     before_hooks, after_hooks = group.loop_extensions(run, pipeline)
     extensions += before_hooks
     extensions.append(EpochHooks(run, hooks, pipeline))
