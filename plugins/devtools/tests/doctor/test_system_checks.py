@@ -81,6 +81,14 @@ def test_a_machine_without_accelerators_passes_too():
             replace(SOUND, environment={"OMP_NUM_THREADS": "64"}),
             *("threads", "WARN", "OMP_NUM_THREADS=64 is more than the 8 cores", "export OMP_NUM_THREADS=8"),
         ),
+        (
+            replace(SOUND, environment={"OMP_NUM_THREADS": "$(nproc)"}),
+            *("threads", "WARN", "OMP_NUM_THREADS=$(nproc) is not a number of threads", "export OMP_NUM_THREADS=8"),
+        ),
+        (
+            replace(SOUND, environment={"OMP_NUM_THREADS": "64,2"}),
+            *("threads", "WARN", "OMP_NUM_THREADS=64,2 is more than the 8 cores", "export OMP_NUM_THREADS=8"),
+        ),
         (replace(SOUND, shared_memory=64 << 20), "shared memory", "WARN", "/dev/shm has 64 MiB", "--shm-size=8g"),
         (replace(SOUND, locked_memory=64 << 10), "locked memory", "WARN", "is 64 KiB", "ulimit -l unlimited"),
     ],
@@ -93,7 +101,8 @@ def test_what_is_wrong_is_named_with_what_mends_it(machine, name, status, messag
 def test_obeying_the_fix_of_a_mask_or_of_threads_makes_the_check_pass():
     machine = replace(masked("2"), visible=GPUS, environment={})
     assert "CUDA_VISIBLE_DEVICES" not in {each.name for each in system_checks(machine)}
-    assert check(replace(SOUND, environment={"OMP_NUM_THREADS": "8"}), "threads").status == "PASS"
+    for threads in ("8", "4, 2", ""):
+        assert check(replace(SOUND, environment={"OMP_NUM_THREADS": threads}), "threads").status == "PASS"
     assert check(replace(SOUND, locked_memory=None), "locked memory").status == "PASS"
 
 

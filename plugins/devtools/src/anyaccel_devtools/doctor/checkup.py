@@ -150,7 +150,15 @@ def _threads(machine: Machine) -> Iterator[Check]:
     text = machine.environment.get("OMP_NUM_THREADS", "")
     if not machine.cores:
         return
-    if text.isascii() and text.isdigit() and int(text) > machine.cores:
+    levels = [level.strip() for level in text.split(",")]  # of nested threads; the first one counts here
+    if text and not all(level.isascii() and level.isdigit() and int(level) for level in levels):
+        yield Check(
+            name="threads",
+            status="WARN",
+            message=f"OMP_NUM_THREADS={text} is not a number of threads, so it has no effect",
+            fix=f"export OMP_NUM_THREADS={machine.cores}",
+        )
+    elif text and int(levels[0]) > machine.cores:
         yield Check(
             name="threads",
             status="WARN",
