@@ -16,6 +16,7 @@ import pyarrow
 import pyarrow.dataset
 import pytest
 from sklearn.compose import ColumnTransformer, make_column_transformer
+from sklearn.datasets import load_wine
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.feature_selection import SelectKBest
 from sklearn.impute import SimpleImputer
@@ -172,6 +173,13 @@ def test_targets_of_text(hint: Any) -> None:
     with hint("leave these rows out (pandas: {})"):
         fitted(table, "age")
     assert fitted(table[table["age"].abs() < float("inf")], "age").columns
+
+
+def test_data_sets_of_scikit_learn(hint: Any) -> None:
+    for bunch in (load_wine(), load_wine(as_frame=True)):
+        with hint("pass its arrays as a pair: (bunch.data, bunch.target)"):
+            fitted(bunch, "target")
+        assert fitted((bunch.data, bunch.target), None).results.loss.size
 
 
 def test_infinity(hint: Any) -> None:
@@ -340,6 +348,12 @@ def test_transformers_of_tables(hint: Any, tmp_path: Path) -> None:
     with hint("name its columns: make_column_transformer((StandardScaler(), ['COLUMN']), ...)"):
         fitted(table, preprocess=StandardScaler())
     texts = table[["sex", "y"]].assign(sex=[None, *table["sex"][1:]])
+    for listed in (CountVectorizer(), make_column_transformer((make_pipeline(CountVectorizer()), ["sex"]))):
+        with hint("give it one column, by its name without a list: make_column_transformer(({}(), 'COLUMN'))"):
+            fitted(texts.fillna({"sex": ""}), preprocess=listed)
+        assert fitted(
+            texts.fillna({"sex": ""}), preprocess=make_column_transformer((CountVectorizer(), "sex"))
+        ).columns["sex"]
     words = make_column_transformer((CountVectorizer(), "sex"))
     with hint("fill in missing values first: table.fillna({'COLUMN': ''})"):
         fitted(texts, preprocess=words)

@@ -406,6 +406,11 @@ WARNED: dict[str, tuple[Callable[[], Any], type[Warning], str]] = {
         TableWarning,
         "has a single 1 in each row, as one-hot classes have",
     ),
+    "several labels": (
+        lambda: fit((X, X[:, :2] > 0), None, net(2, 2)),
+        TableWarning,
+        "has only 0 and 1, as several labels for each row have, and is treated .*write loss='binary_cross_entropy'",
+    ),
     "unseen categories and new gaps": (
         lambda: fit(table()).predict(table(port="Z", age=np.nan)),
         TableWarning,

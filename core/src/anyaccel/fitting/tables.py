@@ -77,6 +77,10 @@ def readable(data: Any) -> Any:
     if isinstance(data, Rows):  # which suggests a name for each attribute that it lacks
         return data
     kind = type(data).__name__
+    if kind == "Bunch" and isinstance(data, Mapping) and {"data", "target"} <= data.keys():
+        raise DataError(
+            "a Bunch of scikit-learn is not a table", hint="pass its arrays as a pair: (bunch.data, bunch.target)"
+        )
     if (
         isinstance(data, Mapping)
         and data
@@ -803,8 +807,10 @@ def _likeness_to_classes(name: str, column: Any) -> tuple[str, str]:
     elif not is_list(column.type) and not pa.types.is_integer(column.type):
         values = to_numpy(name, contiguous(column))
         is_matrix = values.ndim == 2 and values.shape[1] > 1
-        if is_matrix and np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all():
-            return "has a single 1 in each row, as one-hot classes have", change
+        if is_matrix and np.isin(values, (0, 1)).all():
+            if (values.sum(axis=1) == 1).all():
+                return "has a single 1 in each row, as one-hot classes have", change
+            return "has only 0 and 1, as several labels for each row have", "write loss='binary_cross_entropy'"
         if values.size == len(values) and values.dtype.kind in "biu":
             n_values = len(np.unique(values))
             if n_values <= CLASSES_OF_INTEGERS:

@@ -70,6 +70,13 @@ class GivenTransformer(TableTransform):
         Raises:
             TransformError: The transformer fails, returns other rows, or leaves gaps.
         """
+        vectorizer = _vectorizer_of_a_table(self.transformer)
+        if vectorizer:
+            raise TransformError(
+                f"{vectorizer} of preprocess= receives a data frame, and reads the names of its columns, not its rows",
+                hint=f"give it one column, by its name without a list: make_column_transformer(({vectorizer}(), "
+                "'COLUMN'))",
+            )
         frame = self._frame(table)
         train = frame.iloc[rows]
         what = f"preprocess={type(self.transformer).__name__}(...)"
@@ -194,6 +201,20 @@ class GivenTransformer(TableTransform):
         by_name = {name: columns for name, _, columns in chosen}
         parts = self.transformer.transformers
         self.transformer.transformers = [(name, part, by_name.get(name, columns)) for name, part, columns in parts]
+
+
+def _vectorizer_of_a_table(transformer: Any) -> str:
+    """Return the class of a text vectorizer that receives a data frame instead of one column, or an empty text."""
+    if hasattr(transformer, "build_analyzer"):
+        return type(transformer).__name__
+    parts = [part for _, part in getattr(transformer, "steps", ())[:1]]
+    parts += [part for _, part in getattr(transformer, "transformer_list", ())]
+    parts += [
+        part
+        for _, part, columns in getattr(transformer, "transformers", ())
+        if not isinstance(columns, (str, int, np.integer))
+    ]
+    return next(filter(None, map(_vectorizer_of_a_table, parts)), "")
 
 
 def _fill_hint(error: Exception) -> str:
