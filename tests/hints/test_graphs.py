@@ -165,7 +165,10 @@ def test_parts_of_nodes(hint: Any) -> None:
     with hint("create one: {}(...)"):
         aa.ModelNode("net", aa.SequentialMLP, DATA.reference())
     assert aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference())
-    with hint("write ['mean', 'variance']"):
+    with hint("write outputs={}"):
+        node(outputs="mean")
+    assert node(outputs=["mean"]).outputs == ("mean",)
+    with hint("write outputs={}"):
         node(outputs=[])
     assert node(outputs=["mean", "variance"])
     with hint("pass feature_set.reference(...) or the label of a node"):

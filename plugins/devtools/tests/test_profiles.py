@@ -153,7 +153,9 @@ def test_a_profiler_that_does_not_start_says_so_and_the_next_one_does(tmp_path, 
 def test_wrong_uses_are_refused_before_anything_moves(tmp_path):
     folder = str(tmp_path)
     for steps in (5, (1,), (1, 2, 3), (3, 3), (-1, 4), (1.5, 4), "ab", (True, 4)):
-        with pytest.raises(PhaseError, match=r"Profile: "):
+        with pytest.raises(
+            PhaseError, match=r"Profile: steps is .* Hint: write callbacks=\[Profile\(steps=\(10, 20\)\)\]"
+        ):
             aa.Profile(steps=steps)
     with pytest.raises(PhaseError, match="no training steps"):
         aa.Experiment(graph()).run_phase(aa.EvalPhase("v", data="all", callbacks=[aa.Profile(folder=folder)]))

@@ -239,8 +239,10 @@ class ModelNode(AttributeHints):
         if outputs is not None:
             distinct = tuple(outputs) if isinstance(outputs, (list, tuple)) else ()
             if not distinct or len(set(map(str, distinct))) < len(distinct):
+                names_of_outputs = [outputs] if isinstance(outputs, str) else ["mean", "variance"]
                 raise GraphError(
-                    f"{where}outputs must be distinct names, got {outputs!r}", hint="write ['mean', 'variance']"
+                    f"{where}outputs must be a list of distinct names, got {outputs!r}",
+                    hint=f"write outputs={names_of_outputs}",
                 )
             self.outputs = tuple(check_label(name, "an output") for name in distinct)
         self.modes = one_of(where, "modes", modes, MODES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,11 +63,11 @@ class Profile(Callback):
 
     def __init__(self, steps: Sequence[int] = (10, 20), folder: str = "profile") -> None:
         where = "Profile: "
-        if not isinstance(steps, (tuple, list)) or len(steps) != 2:
+        is_pair = isinstance(steps, (tuple, list)) and len(steps) == 2 and all(map(arguments.is_integer, steps))
+        if not is_pair or not 0 <= steps[0] < steps[1]:
             available = "two numbers, the first step and the one after the last"
             raise PhaseError(f"{where}steps is {shown(steps)}", available=available, hint=_HINT)
-        first = arguments.integer(PhaseError, where, "steps[0]", steps[0], 0, 10)
-        self.steps = first, arguments.integer(PhaseError, where, "steps[1]", steps[1], first + 1, first + 10)
+        self.steps = operator.index(steps[0]), operator.index(steps[1])
         self.folder = arguments.text(PhaseError, where, "folder", folder, "the name of a folder", "'profile'")
         self.location = Path(self.folder).absolute()
         self.files: list[Path] = []
