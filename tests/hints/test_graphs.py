@@ -165,6 +165,11 @@ def test_parts_of_nodes(hint: Any) -> None:
     with hint("create one: {}(...)"):
         aa.ModelNode("net", aa.SequentialMLP, DATA.reference())
     assert aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference())
+    data = DATA
+    name = next(iter(data.features))
+    with hint("use one of these labels; for a column of a FeatureSet, pass data.reference({})"):
+        aa.ModelGraph([node(upstream=f"{data.label}.{name}")])
+    assert aa.ModelGraph([node(upstream=data.reference(name))])
     with hint("write outputs={}"):
         node(outputs="mean")
     assert node(outputs=["mean"]).outputs == ("mean",)

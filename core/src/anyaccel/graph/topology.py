@@ -84,11 +84,13 @@ def parents(node: Node, nodes: Mapping[str, Node]) -> list[str]:
     labels = []
     for upstream in node.upstreams:
         if isinstance(upstream, str):
-            label = upstream.partition(".")[0]
+            label, _, part = upstream.partition(".")
             if label not in nodes:
-                raise unknown_node(
-                    f"node {node.label!r} takes its input from {upstream!r}, which is not a node", label, nodes
-                )
+                problem = f"node {node.label!r} takes its input from {upstream!r}, which is not a node"
+                if part and not part[0].isdigit():
+                    otherwise = f"use one of these labels; for a column of a FeatureSet, pass data.reference({part!r})"
+                    raise unknown_node(problem, label, nodes, otherwise=otherwise)
+                raise unknown_node(problem, label, nodes)
             labels.append(label)
     return labels
 
@@ -101,10 +103,12 @@ def upstream_nodes(labels: Iterable[str], nodes: Mapping[str, Node]) -> list[str
     return list(found)
 
 
-def unknown_node(problem: str, label: object, nodes: Iterable[str]) -> GraphError:
-    """Create the error for a label that no node has; its hint suggests the closest one."""
+def unknown_node(
+    problem: str, label: object, nodes: Iterable[str], otherwise: str = "use one of these labels"
+) -> GraphError:
+    """Create the error for a label that no node has; its hint suggests the closest one, or is `otherwise`."""
     labels = list(nodes)
-    hint = did_you_mean(label, labels, "use one of these labels")
+    hint = did_you_mean(label, labels, otherwise)
     return GraphError(problem, available=", ".join(labels), hint=hint)
 
 
