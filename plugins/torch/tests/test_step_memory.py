@@ -100,6 +100,28 @@ def test_a_model_whose_steps_depend_on_values_is_not_covered():
     assert plan.fits is None and len(plan.not_covered) == 1
 
 
+def test_a_model_that_creates_tensors_from_values_on_the_device_of_its_inputs_is_covered():
+    class Cached(torch.nn.Module):
+        """Begins with an empty tensor, as caches of transformers do."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, x):
+            before = torch.tensor([], dtype=x.dtype, device=x.device)
+            weights = torch.as_tensor([1.0, 2.0, 3.0, 4.0], device=x.device) * torch.tensor(2.0, device=x.device)
+            return self.layer(torch.cat([before, x]) * weights)
+
+    x = np.ones((64, 4), "float32")
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+    experiment = aa.Experiment("e", aa.ModelGraph([aa.ModelNode("net", Cached(), data.reference())], "adam"))
+    for device, machine in (("cpu", None), ("gpu", "1x H200 mem=64GB")):
+        phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], accelerator=device)
+        plan = experiment.plan(phase, machine)
+        assert plan.not_covered == () and plan.memory[0].activations > 0
+
+
 def test_the_counter_counts_storages_once_until_they_are_freed():
     counter = StorageCounter()
     with counter:

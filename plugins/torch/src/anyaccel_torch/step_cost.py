@@ -62,7 +62,7 @@ def _run(
         for model in copies.values():
             for tensor in (*model.parameters(), *model.buffers()):
                 counter.add(tensor)
-        with around, counter:
+        with around, _PlacedTensors(), counter:
             outputs, _, pullback = program.forward_pullback(columns)
             pullback([None] * len(outputs))
     return program.kept
@@ -185,6 +185,21 @@ def _lstm_temporaries(func: Any, args: Sequence[Any]) -> list[Tensor]:
     return [inputs.new_empty(sum(widths)), *gradients]
 
 
+class _PlacedTensors(TorchFunctionMode):
+    """Creates tensors of given values on the device that the call names; without values, torch drops its index."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        created = func(*args, **(kwargs or {}))
+        device = (kwargs or {}).get("device")
+        # Operations accept a tensor without axes from the CPU, and code may read its value.
+        if func not in _FROM_VALUES or device is None or created.ndim == 0 or created.device == torch.device(device):
+            return created
+        return torch.zeros(created.shape, dtype=created.dtype, device=device, requires_grad=created.requires_grad)
+
+
+_FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
 class _AcceleratorDropout(TorchFunctionMode):
     """Calls the dropout of accelerators, which keeps a mask of bytes; that of the CPU keeps one of floats."""
 
@@ -234,7 +249,7 @@ class TorchMemoryFigures(MemoryFigures):
                 for tensor in (*model.parameters(), *model.buffers()):
                     counter.add(tensor)
             on_host = all(device.kind == "cpu" for device in devices)
-            with nullcontext() if on_host else _AcceleratorDropout(), counter:
+            with nullcontext() if on_host else _AcceleratorDropout(), _PlacedTensors(), counter:
                 taken = _steps(fake, places, counter, batch_size, n_microbatches, n_steps)
         return {device: taken.get(place, 0) for device, place in places.items()}
 
