@@ -334,7 +334,8 @@ def test_rows_without_any_value_of_a_column_are_predicted_as_among_others(prepro
     expected = fitted.predict(several, outputs=True)[:3]
     alone = RAW.iloc[:3].assign(deck=np.nan, when=np.nan)  # float64, as read_csv reads empty cells
     assert {str(dtype) for dtype in alone[["deck", "when"]].dtypes} == {"float64"}
-    np.testing.assert_allclose(fitted.predict(alone, outputs=True), expected, rtol=1e-6)
+    # products of few rows and of many differ in the last bits
+    np.testing.assert_allclose(fitted.predict(alone, outputs=True), expected, rtol=1e-5)
 
 
 def test_rows_alone_reordered_and_with_more_columns_are_predicted_alike():
