@@ -456,4 +456,5 @@ def tell(file: str, names: list[str]) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", ".*Profiler clears events")  # torch before 2.13
     tell(sys.argv[1], sys.argv[2:])

@@ -96,6 +96,7 @@ def test_backward_is_seen(x: Tensor) -> None:
     assert ends == [("device to device", ONE, TWO, 16), ("device to device", TWO, ONE, 16)]
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # of torch before 2.13
 def test_counts_are_those_of_the_profiler(x: Tensor) -> None:
     """A training loop with copies, numbers that are read, and masks."""
     model = torch.nn.Linear(3, 1).to(ONE)

@@ -203,7 +203,6 @@ RECURRENT = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", RECURRENT)
 def test_plans_of_recurrent_layers_are_near_what_the_allocator_counts(name):
