@@ -564,7 +564,7 @@ def test_groups_and_strata(hint: Any) -> None:
         groups.add_splits({"a": range(6), "b": range(6, 24)}, group_by="g")
     assert groups.add_splits({"a": range(8), "b": range(8, 24)}, group_by="g")
     assert groups.split_random(ratios, group_by="g")
-    with hint("stratify by a value that is the same in all rows of a group, or leave stratify_by or group_by out"):
+    with hint("stratify by a value that is the same in all rows of a group, or split by groups alone"):
         groups.split_random({"c": 0.5, "d": 0.5}, stratify_by="s", group_by="g")
     assert groups.split_random({"c": 0.5, "d": 0.5}, stratify_by="s")
     assert groups.split_random({"e": 0.5, "f": 0.5}, group_by="g")

@@ -177,8 +177,7 @@ class SplitConstraints:
                         f"group {self._groups.shown(int(group_of_pair[crossing[0]]))} of {label!r} has rows of two "
                         "strata",
                         cause=f"{strata.shown(one)} and {strata.shown(other)}",
-                        hint="stratify by a value that is the same in all rows of a group, or leave stratify_by or "
-                        "group_by out",
+                        hint="stratify by a value that is the same in all rows of a group, or split by groups alone",
                     )
             first = np.unique(self._groups.codes[order], return_index=True)[1]
             _check_sizes(label, "groups", np.bincount(stratum_of_row[first]), shares, self._strata)
