@@ -23,6 +23,7 @@ pytest.importorskip("anyaccel_torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+import anyaccel_torch  # noqa: E402
 from anyaccel.device import Device  # noqa: E402
 from anyaccel.segment import (  # noqa: E402
     LossTerm,
@@ -277,6 +278,11 @@ def test_optimizers_and_schedules(hint: Any) -> None:
     with hint("write schedule=anyaccel.ReduceLROnPlateau('val_loss')"):
         TorchSchedule(torch.optim.lr_scheduler.ReduceLROnPlateau)
     assert aa.Optimizer("sgd", schedule=aa.ReduceLROnPlateau("val_loss"))
+    step_lr = torch.optim.lr_scheduler.StepLR
+    for given in (step_lr, step_lr(torch.optim.SGD([torch.zeros(1)]), 1)):
+        with hint("write schedule=anyaccel_torch.TorchSchedule({}, ...), with its settings but no optimizer"):
+            aa.Optimizer("sgd", schedule=given)
+    assert aa.Optimizer("sgd", schedule=anyaccel_torch.TorchSchedule(step_lr, step_size=1))
     with hint("write TorchSchedule({}, cycle_momentum=False, ...)"):
         TorchSchedule(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=9)
     assert TorchSchedule(torch.optim.lr_scheduler.OneCycleLR, cycle_momentum=False, max_lr=0.1, total_steps=9)

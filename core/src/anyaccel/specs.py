@@ -420,6 +420,9 @@ def _unknown(what: str, name: object, known: Any) -> SpecError:
     hint = _MEANT.get(str(name).lower()) or did_you_mean(
         str(name).lower(), known, f"use one of these names{alternative}"
     )
+    kind = name if isinstance(name, type) else type(name)
+    if what == "schedule" and kind.__module__ == "torch.optim.lr_scheduler":
+        hint = f"write schedule=anyaccel_torch.TorchSchedule({kind.__name__}, ...), with its settings but no optimizer"
     return SpecError(f"no {what} is called {name!r}", available=", ".join(known), hint=hint)
 
 
