@@ -81,8 +81,22 @@ def test_what_is_prepared(hint: Any) -> None:
         loop.prepare(net, list(loader))
     _, batches = loop_of().prepare(parts()[0], collections.deque(loader))
     assert len(list(batches)) == len(loader)
-    with hint("prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer)"):
+    with hint(
+        "prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer); a parameter "
+        "outside of a model as extra = nn.ParameterList([parameter]), with loop.prepare(net, extra, optimizer)"
+    ):
         loop.prepare(optimizer)
+    parameter = nn.Parameter(torch.zeros(1))
+    with hint("write extra = nn.ParameterList([parameter]), and prepare extra"):
+        loop.prepare(parameter)
+    extra, other = nn.ParameterList([parameter]), nn.Linear(2, 1)
+    both = torch.optim.SGD([*other.parameters(), parameter], lr=0.1)
+    other, extra, both = loop_of().prepare(other, extra, both)
+    assert both.param_groups[0]["params"][-1] is extra[0]
+    dataset = loader.dataset
+    with hint("write loader = loop.prepare(DataLoader(dataset, batch_size=32))"):
+        loop.prepare(dataset)
+    assert len(loop_of().prepare(DataLoader(dataset, batch_size=32))) == 1
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     with hint("write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)"):
         loop_of(accumulate=2).prepare(schedule)
@@ -203,6 +217,14 @@ def test_settings_of_phases(hint: Any, tmp_path: Path, monkeypatch: pytest.Monke
         loop_of(schedule="cosine")
     with hint("write loop.prepare(loader, batch='per_replica')"):
         loop_of(per_replica=True)
+    with hint("name the device: Loop('cpu')"):
+        aa.Loop(framework="torch", cpu=True)
+    assert str(aa.Loop("cpu", framework="torch").accelerator) == "cpu:0"
+    with hint("pass it to the framework's engine: options={'gradient_as_bucket_view': True}"):
+        loop_of(gradient_as_bucket_view=True)
+    assert loop_of(options={"gradient_as_bucket_view": True}).options
+    with hint("not needed: parameters without gradients are found"):
+        loop_of(find_unused_parameters=True)
     with hint("write precision='fp16-mixed', which scales losses"):
         loop_of(loss_scale=8)
     assert loop_of(precision="fp16-mixed").scaler is not None
@@ -461,7 +483,15 @@ def test_losses_that_are_no_tensors(hint: Any) -> None:
     with hint("pass the loss as the model computed it, not loss.item()"):
         loop.backward(outputs.loss.item())
     loss = outputs.loss
-    loop.backward(loss)
+    loop.backward(loss, retain_graph=True)
+    outputs = {"loss": loss}
+    with hint("pass its loss: loop.backward(outputs['loss'])"):
+        loop.backward(outputs)
+    loop.backward(outputs["loss"], retain_graph=True)
+    losses = (loss, 2 * loss)
+    with hint("pass one loss: loop.backward(losses[0]), or their sum: loop.backward(sum(losses))"):
+        loop.backward(losses)
+    loop.backward(sum(losses))
     assert loss.item() == 1.0 * loss.detach() and net.weight.grad is not None
 
 
@@ -511,6 +541,8 @@ def test_gradients(hint: Any) -> None:
     for x, y in loader:
         with hint("prepare it: net, optimizer = loop.prepare(net, optimizer)"):
             loop.backward(F.mse_loss(other(x), y), other)
+        with hint("after the loss, name models: loop.backward(loss, net)"):
+            loop.backward(F.mse_loss(net(x), y), optimizer)
         other, second = loop.prepare(other, second)
         with hint("name it: loop.backward(loss, net)"):
             loop.backward(F.mse_loss(net(x), y))
@@ -625,11 +657,49 @@ def test_gradients_that_change_while_they_are_sums_are_warned_of() -> None:
         nn.utils.clip_grad_norm_(net.parameters(), 0.01)
 
     for change in (by_torch, lambda loop, net: net.zero_grad()):
-        with pytest.warns(UserWarning, match="before all batches of the update were accumulated") as caught:
+        with pytest.warns(UserWarning, match="before the loop has divided them") as caught:
             changed = accumulated(change)
         assert "use loop.clip_grad_norm_(net, 1.0) and optimizer.zero_grad()" in str(caught[0].message)
         assert not torch.allclose(changed, accumulated())
     accumulated(lambda loop, net: loop.clip_grad_norm_(net, 1.0))  # warnings are errors here
+
+
+def scaled(clip: Any) -> Any:
+    """The weights after one update with a loss scale."""
+    torch.manual_seed(0)
+    loop = loop_of(precision="fp16-mixed")
+    net, optimizer, loader = loop.prepare(*parts())
+    for x, y in loader:
+        loop.backward(F.mse_loss(net(x), y) / 100)
+        clip(loop, net)
+        optimizer.step()
+        break
+    return net.weight.detach()
+
+
+def test_gradients_that_are_clipped_with_their_loss_scale_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"the loss scale.*use loop.clip_grad_norm_\(net, 1.0\)"):
+        wrong = scaled(lambda loop, net: nn.utils.clip_grad_norm_(net.parameters(), 1e-2))
+    assert not torch.allclose(wrong, scaled(lambda loop, net: loop.clip_grad_norm_(net, 1e-2)), atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"precision": "fp16-mixed"}])
+def test_an_optimizer_that_was_not_prepared_is_warned_of(settings: Any) -> None:
+    loop, (net, optimizer, loader), teacher = loop_of(**settings), parts(), nn.Linear(1, 1)
+    net, loader, teacher = loop.prepare(net, loader, teacher)
+    message = "Linear has gradients, but no optimizer of its parameters was prepared"
+    with pytest.warns(UserWarning, match=message) as caught:
+        for x, y in loader:
+            loop.backward(F.mse_loss(net(x), y))
+            break
+    hint = "write net, optimizer = loop.prepare(net, optimizer); for a model that is not trained, "
+    assert f"{hint}loop.prepare(net, frozen=True)" in str(caught[0].message)
+    loop, (net, optimizer, loader), teacher = loop_of(**settings), parts(), nn.Linear(1, 1)
+    net, optimizer = loop.prepare(net, optimizer)
+    teacher, loader = loop.prepare(teacher, frozen=True), loop.prepare(loader)
+    for x, y in loader:
+        loop.backward(F.mse_loss(teacher(net(x)), y))
+        optimizer.step()
 
 
 def test_a_loss_that_is_no_mean_over_rows_is_warned_of() -> None:
@@ -682,9 +752,29 @@ def test_precision_by_other_names(hint: Any) -> None:
     assert fitted.results.loss.size == 1 and aa.Loop("cpu", framework="torch", precision="bf16-mixed").step == 0
 
 
+def test_epochs_that_have_run_are_an_error_instead_of_no_training(hint: Any) -> None:
+    loop = loop_of()
+    assert list(loop.epochs(2)) == [0, 1]
+    with hint("count all epochs of the loop: loop.epochs({}); for another training, write another Loop()"):
+        list(loop.epochs(2))
+    assert list(loop.epochs(4)) == [2, 3]
+    another = aa.Loop("cpu", framework="torch")
+    assert list(another.epochs(2)) == [0, 1]
+
+
+def test_a_framework_is_no_device(hint: Any) -> None:
+    with hint("{} is a framework: write framework={}, and a device such as 'cpu'"):
+        aa.Loop("torch", framework="torch")
+    assert aa.Loop("cpu", framework="torch").num_processes == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        (
+            lambda: loop_of().log("loss"),
+            r"log\(\) needs values by name, not 'loss'\. Hint: write loop\.log\(\{'loss': loss\}\)\.",
+        ),
         (lambda: loop_of(seed="x"), r"Loop: seed='x' is not an int\. Hint: write seed=0\."),
         (lambda: loop_of(log=3), r"Loop: log=3 is not the name of a folder\. Hint: write log='runs/a'\."),
         (lambda: list(loop_of().epochs("3")), r"epochs='3' is not an int of at least 0\. Hint: write epochs=10\."),

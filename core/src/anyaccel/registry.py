@@ -317,6 +317,8 @@ class Registry:
         if kind is None:
             return self._table[framework, kinds[0]]
         hint = kind_hint(kind, kinds, "choose one of these, or install a plugin for it")
+        if kind in BACKEND_PLUGINS.values():
+            hint = f"{kind!r} is a framework: write framework={kind!r}, and a device such as 'cpu'"
         problem, available = f"no installed plugin runs {framework} on {kind!r}", f"{framework} on {', '.join(kinds)}"
         raise FrameworkError(problem, available=available, hint=hint)
 

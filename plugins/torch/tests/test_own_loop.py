@@ -15,7 +15,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
+
+import anyaccel as aa
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -290,3 +294,88 @@ def test_sparse_gradients_are_dense_after_their_exchange(told: dict[str, Any]) -
 
 def test_all_agree(told: dict[str, Any]) -> None:
     assert told["agreed"] == [True, "a", [0.0, 1.0, 2.0], True, True]
+
+
+def rows(size: int, repeats: int = 1) -> DataLoader[Any]:
+    x = torch.linspace(-1, 1, 26).reshape(13, 2)
+    return DataLoader(TensorDataset(x.repeat(repeats, 1), x.sum(1, keepdim=True).repeat(repeats, 1)), batch_size=size)
+
+
+def linear() -> tuple[nn.Linear, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = nn.Linear(2, 1)
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("n_batches", [5, 7])
+def test_what_follows_epochs_follows_them_where_an_epoch_ends_within_an_update(n_batches: int) -> None:
+    """After 5 of 7 batches of 2 rows, with 3 for an update, the last step has updated nothing."""
+    loop = aa.Loop("cpu", framework="torch", accumulate=3)
+    net, optimizer = linear()
+    of_epochs, of_updates = StepLR(optimizer, 1, 0.5), StepLR(optimizer, 1, 1.0)
+    average = AveragedModel(net)
+    net, optimizer, of_epochs, of_updates, average, loader = loop.prepare(
+        net, optimizer, of_epochs, of_updates, average, rows(2)
+    )
+    for _ in range(3):
+        for number, (x, y) in enumerate(loader, start=1):
+            loop.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+            of_updates.step()
+            optimizer.zero_grad()
+            if number == n_batches:
+                break
+        of_epochs.step()
+        average.update_parameters(net)
+    assert (of_epochs.last_epoch, int(average.n_averaged)) == (3, 3)
+    assert of_updates.last_epoch == loop.step == (9 if n_batches == 7 else 5)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])
+def test_loaders_that_are_read_together_end_an_update_together(sizes: tuple[int, int]) -> None:
+    """7 pairs of batches an epoch are updates of 3, 3 and 1 pair, whichever loader has no more than 7."""
+    loop = aa.Loop("cpu", framework="torch", accumulate=3)
+    repeats = [1 if size == 2 else 3 for size in sizes]
+    net, optimizer, first, second = loop.prepare(*linear(), *(rows(*it) for it in zip(sizes, repeats, strict=True)))
+    updated = []
+    for _ in range(2):
+        for (x, y), (others, _) in zip(first, second, strict=False):
+            loop.backward(F.mse_loss(net(x), y) + net(others).square().mean())
+            before = loop.step
+            optimizer.step()
+            optimizer.zero_grad()
+            updated.append(loop.step > before)
+    assert updated == 2 * [False, False, True, False, False, True, True]
+
+
+def test_groups_that_are_added_to_a_prepared_optimizer_are_divided_too() -> None:
+    def trained(*, is_late: bool) -> list[float]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1)
+        loop, body = aa.Loop("cpu", framework="torch", accumulate=3), {"params": list(net[0].parameters()), "lr": 0.05}
+        if not is_late:
+            optimizer.add_param_group(body)
+        net, optimizer, loader = loop.prepare(net, optimizer, rows(2))
+        if is_late:
+            optimizer.add_param_group(body)
+            with pytest.raises(aa.errors.ConfigError, match="do not belong to a prepared and trained model"):
+                optimizer.add_param_group({"params": nn.Linear(2, 1).parameters()})
+        for x, y in loader:
+            loop.backward(F.mse_loss(net(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        loop.close()
+        optimizer.add_param_group({"params": nn.Linear(2, 1).parameters()})
+        return numbers(net)
+
+    assert trained(is_late=True) == trained(is_late=False)
+
+
+def test_a_module_that_is_saved_as_a_whole_can_be_loaded_in_mixed_precision(tmp_path: Path) -> None:
+    net = aa.Loop("cpu", framework="torch", precision="bf16-mixed").prepare(network())
+    torch.save(net, tmp_path / "net.pt")
+    loaded = torch.load(tmp_path / "net.pt", weights_only=False)
+    assert numbers(loaded) == numbers(net)
+    x = rows_of(4)[0]
+    torch.testing.assert_close(loaded(x), net(x), rtol=0.05, atol=0.05)

@@ -147,23 +147,14 @@ class TorchLoop(Loop):
                     f"the model is already in a {type(value).__name__}", hint="prepare the wrapped module: net.module"
                 )
             if isinstance(value, type) or not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
-                raise DataError(
-                    f"prepare() cannot prepare a {type(value).__name__}",
-                    cause="it is not a module, optimizer, schedule or loader, and has no state_dict() and "
-                    "load_state_dict()",
-                    hint="prepare a list of batches as another iterable: loop.prepare(net, collections.deque(batches))"
-                    if isinstance(value, torch.Tensor)
-                    else "write net, optimizer, loader = loop.prepare(net, optimizer, loader)",
-                )
+                raise _unprepared(value)
         for value in objects:
             if isinstance(value, nn.Module) and not isinstance(value, AveragedModel):
                 self._add_model(value, frozen)
         for value in objects:
             if isinstance(value, AveragedModel):
                 self.accelerator.place(value)
-                self._gate(
-                    value, "update_parameters", lambda: any(prepared.is_stepped for prepared in self._optimizers)
-                )
+                self._gate(value, "update_parameters", self._optimizers)
                 self._add_other(value)
             elif isinstance(value, Optimizer):
                 self._add_optimizer(value)
@@ -177,7 +168,7 @@ class TorchLoop(Loop):
                         "a schedule was prepared without its optimizer",
                         hint="write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)",
                     )
-                self._gate(value, "step", lambda own=prepared: own.is_stepped)  # type: ignore[misc]
+                self._gate(value, "step", [prepared])
             if not isinstance(value, (nn.Module, Optimizer)):
                 self._add_other(value)
         if self._models and self.num_processes > 1:
@@ -283,6 +274,21 @@ class TorchLoop(Loop):
                 self._undo += [partial(self._norms.remove, norm), norm.restore]
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
+        self._check_groups(optimizer)
+        if self.num_processes > 1 and isinstance(optimizer, torch.optim.SparseAdam):
+            raise ConfigError(
+                "SparseAdam takes sparse gradients only, but they are dense after their exchange between processes",
+                hint="use torch.optim.Adam, or run in one process",
+            )
+        self.accelerator.place(optimizer)
+        prepared = _PreparedOptimizer(
+            self._updates, optimizer, self._models, self._check_groups, is_first=not self._optimizers
+        )
+        self._optimizers.append(prepared)
+        self._undo += [partial(self._optimizers.remove, prepared), prepared.restore]
+
+    def _check_groups(self, optimizer: Optimizer) -> None:
+        """Give an optimizer the parameters that sharding has replaced, and check that prepared models have all."""
         for group in optimizer.param_groups:
             group["params"] = [self._renewed.get(parameter, parameter) for parameter in group["params"]]
         of_models_trained = {parameter for model in self._models for parameter in model.parameters}
@@ -291,27 +297,33 @@ class TorchLoop(Loop):
         if any(parameter not in of_models_trained for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError(
                 f"{type(optimizer).__name__} has parameters that do not belong to a prepared and trained model",
-                hint="prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer)",
+                hint="prepare the model with its optimizer: net, optimizer = loop.prepare(net, optimizer); a parameter "
+                "outside of a model as extra = nn.ParameterList([parameter]), with loop.prepare(net, extra, optimizer)",
             )
-        if self.num_processes > 1 and isinstance(optimizer, torch.optim.SparseAdam):
-            raise ConfigError(
-                "SparseAdam takes sparse gradients only, but they are dense after their exchange between processes",
-                hint="use torch.optim.Adam, or run in one process",
-            )
-        self.accelerator.place(optimizer)
-        prepared = _PreparedOptimizer(self._updates, optimizer, self._models, is_first=not self._optimizers)
-        self._optimizers.append(prepared)
-        self._undo += [partial(self._optimizers.remove, prepared), prepared.restore]
 
-    def _gate(self, target: Any, name: str, is_open: Callable[[], bool]) -> None:
-        """Make a method of an object a no-op while an update is accumulated, or after a skipped update."""
+    def _gate(self, target: Any, name: str, optimizers: Sequence[_PreparedOptimizer]) -> None:
+        """Make a method of an object a no-op while an update is accumulated, or after a skipped update.
+
+        It is open again after a step that has updated parameters, even if later steps have not: a schedule that is
+        stepped once an epoch follows epochs.
+        """
         if self._updates.is_plain:
             return
         kind = type(target)
         inner = getattr(kind, name)
 
+        def steps() -> tuple[int, int]:
+            return sum(own.n_calls for own in optimizers), sum(own.n_steps for own in optimizers)
+
+        before = steps()
+
         def gated(self: Any, *args: Any, **settings: Any) -> Any:
-            return inner(self, *args, **settings) if is_open() else None
+            nonlocal before
+            after = steps()
+            if after[0] != before[0] and after[1] == before[1]:
+                return None
+            before = after
+            return inner(self, *args, **settings)
 
         # of a class: methods of an object are in the state of a schedule
         target.__class__ = type(kind.__name__, (kind,), {name: gated, "__module__": kind.__module__})
@@ -342,6 +354,7 @@ class TorchLoop(Loop):
                     outputs = type(part).forward(part, *args, **settings) if own is None else own(*args, **settings)
                 return outputs if is_inner else map_leaves(outputs, in_float32, lambda leaf: False)
 
+            cast.__name__ = "forward"  # pickle writes a method by its name, and torch.save(net) must find the class's
             part.forward = MethodType(cast, part)  # bound, so that a copy of the model calls its own
             undo = (
                 partial(delattr, part, "forward") if replaced is None else partial(setattr, part, "forward", replaced)
@@ -404,12 +417,14 @@ class TorchLoop(Loop):
             FrameworkError: Another process has ended, or does not answer.
         """
         if not isinstance(loss, Tensor):
-            raise ConfigError(
-                f"loop.backward() needs the loss as a tensor, not as {type(loss).__name__}",
-                hint="pass its loss: loop.backward(outputs.loss)"
-                if hasattr(loss, "loss")
-                else "pass the loss as the model computed it, not loss.item()",
-            )
+            hint = "pass the loss as the model computed it, not loss.item()"
+            if hasattr(loss, "loss"):
+                hint = "pass its loss: loop.backward(outputs.loss)"
+            elif isinstance(loss, Mapping):
+                hint = "pass its loss: loop.backward(outputs['loss'])"
+            elif isinstance(loss, (list, tuple)):
+                hint = "pass one loss: loop.backward(losses[0]), or their sum: loop.backward(sum(losses))"
+            raise ConfigError(f"loop.backward() needs the loss as a tensor, not as {type(loss).__name__}", hint=hint)
         models = models or self._named
         if self._updates.is_plain and not models:
             if count is not None:
@@ -451,7 +466,7 @@ class TorchLoop(Loop):
             parameter.grad = gradient
         self._iterations.weigh()
         window.add(chosen, share, None if self.accumulation_steps == 1 else count)
-        if self.accumulation_steps > 1:
+        if self.accumulation_steps > 1 or self.scaler is not None:
             window.remember(chosen)
         self._updates.awaits_step = window.is_closing
         for prepared in self._optimizers:
@@ -470,7 +485,9 @@ class TorchLoop(Loop):
         if len(chosen) != len(models):
             raise ConfigError(
                 "backward() received a model that is not prepared, or not trained",
-                hint="prepare it: net, optimizer = loop.prepare(net, optimizer)",
+                hint="prepare it: net, optimizer = loop.prepare(net, optimizer)"
+                if all(isinstance(module, nn.Module) for module in models)
+                else "after the loss, name models: loop.backward(loss, net)",
             )
         return chosen
 
@@ -675,16 +692,30 @@ class _Updates:
                 "the loop does not exchange its gradients",
                 hint="freeze it after loop.prepare(...): parameter.requires_grad_(False)",
             )
+        factors = [(model, self.window.factor(model, self._processes)) for model in own.models]
+        self.window.check_unchanged(model for model, factor in factors if self.scaler is not None or factor != 1.0)
         if self.scaler is not None:
             self.scaler.unscale_(own.optimizer)
-        for model in own.models:
-            factor = self.window.factor(model, self._processes)
-            if factor == 1.0:
-                continue
-            self.window.check_unchanged([model])
+        for model, factor in factors:
             gradients = [p.grad for p in model.parameters if p in own.parameters and p.grad is not None]
-            if gradients:
+            if factor != 1.0 and gradients:
                 torch._foreach_mul_(gradients, factor)
+
+
+def _unprepared(value: Any) -> DataError:
+    """Create the error for an object that cannot be prepared."""
+    cause = "it is not a module, optimizer, schedule or loader, and has no state_dict() and load_state_dict()"
+    hint = "write net, optimizer, loader = loop.prepare(net, optimizer, loader)"
+    what = f"a {type(value).__name__}"
+    if isinstance(value, type):
+        what, cause = f"the class {value.__name__}", "an object of it is needed"
+    elif isinstance(value, nn.Parameter):
+        hint = "write extra = nn.ParameterList([parameter]), and prepare extra"
+    elif isinstance(value, Tensor):
+        hint = "prepare a list of batches as another iterable: loop.prepare(net, collections.deque(batches))"
+    elif isinstance(value, Dataset) or (hasattr(value, "__getitem__") and hasattr(value, "__len__")):
+        hint = "write loader = loop.prepare(DataLoader(dataset, batch_size=32))"
+    return DataError(f"prepare() cannot prepare {what}", cause=cause, hint=hint)
 
 
 def _warn_of_other_mean(loss: Tensor, rows: int) -> None:
@@ -729,9 +760,19 @@ class _Window(Window):
         for model in models:
             gradient = model.parameters[0].grad
             self._versions[model] = (gradient, 0 if gradient is None else gradient._version)  # noqa: SLF001
+            if model.is_unowned and gradient is not None:
+                model.is_unowned = False  # it is said once
+                warnings.warn(
+                    f"{type(model.module).__name__} has gradients, but no optimizer of its parameters was prepared: "
+                    "nothing divides the gradients before its step. "
+                    "Hint: write net, optimizer = loop.prepare(net, optimizer); for a model that is not trained, "
+                    "loop.prepare(net, frozen=True)",
+                    UserWarning,
+                    stacklevel=user_level(),
+                )
 
     def check_unchanged(self, models: Iterable[_Model]) -> None:
-        """Warn once if gradients were changed while they are sums that are not divided yet."""
+        """Warn once if gradients were changed while they are not divided by their rows, or by the loss scale."""
         for model in models:
             before, version = self._versions.pop(model, (None, 0))
             gradient = model.parameters[0].grad
@@ -739,8 +780,8 @@ class _Window(Window):
                 continue
             self._has_warned = True
             warnings.warn(
-                "gradients were changed or removed before all batches of the update were accumulated, as "
-                "torch.nn.utils.clip_grad_norm_ and net.zero_grad() do. "
+                "gradients were changed or removed before the loop has divided them by the rows of the update or the "
+                "loss scale, as torch.nn.utils.clip_grad_norm_ and net.zero_grad() do. "
                 "Hint: use loop.clip_grad_norm_(net, 1.0) and optimizer.zero_grad()",
                 UserWarning,
                 stacklevel=user_level(),
@@ -801,6 +842,7 @@ class _Model:
         ddp: Wrapper around them if the gradients take several messages; None if they follow the pass.
         messages: The messages that follow the pass.
         is_divided: Whether the engine exchanges gradients itself, as it shards parameters.
+        is_unowned: Whether no prepared optimizer has parameters of it.
     """
 
     def __init__(
@@ -814,6 +856,7 @@ class _Model:
         overlaps: bool,
     ) -> None:
         self.module, self.parameters, self.is_divided = module, parameters, is_divided
+        self.is_unowned = True
         self.ddp: DistributedDataParallel | None = None
         self.messages: list[Any] = []
         if processes.size == 1 or is_divided or not parameters:
@@ -838,17 +881,25 @@ class _PreparedOptimizer:
     Attributes:
         parameters: All its parameters.
         models: Models that own them.
-        frozen: Parameters that needed no gradients when it was prepared.
-        is_stepped: Whether its last call of `step` has changed them.
+        frozen: Parameters that needed no gradients when their models were prepared.
+        n_calls: Number of calls of `step`.
+        n_steps: Number of them that have changed parameters.
         is_finished: Whether gradients are already averaged and unscaled.
     """
 
-    def __init__(self, updates: _Updates, optimizer: Optimizer, models: Iterable[_Model], *, is_first: bool) -> None:
-        self._updates, self.optimizer = updates, optimizer
-        self.parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        self.models = [model for model in models if not self.parameters.isdisjoint(model.parameters)]
-        self.frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
-        self.is_stepped, self.is_finished = True, False
+    def __init__(
+        self,
+        updates: _Updates,
+        optimizer: Optimizer,
+        models: Sequence[_Model],
+        check_groups: Callable[[Optimizer], None],
+        *,
+        is_first: bool,
+    ) -> None:
+        self._updates, self.optimizer, self._all_models = updates, optimizer, models
+        self._read_groups()
+        self.n_calls = self.n_steps = 0
+        self.is_finished = False
         self._has_gradients = self._accumulates = self._is_full = self._is_apart = False
         optimizer.was_skipped = False  # type: ignore[attr-defined]
         self._is_first = is_first
@@ -856,6 +907,7 @@ class _PreparedOptimizer:
         if updates.is_plain:
             return
         self._inner_step, self._inner_zero = optimizer.step, optimizer.zero_grad
+        self._inner_add = optimizer.add_param_group
         self._within = False
 
         def step(_: Optimizer, closure: Any = None) -> Any:
@@ -865,16 +917,35 @@ class _PreparedOptimizer:
             if self._is_full or not self._accumulates:
                 self._inner_zero(set_to_none)
 
+        def add_param_group(_: Optimizer, param_group: dict[str, Any]) -> None:
+            self._inner_add(param_group)
+            try:
+                check_groups(optimizer)
+            except ConfigError:
+                del optimizer.param_groups[-1]
+                raise
+            self._read_groups()
+
         if hasattr(self._inner_step, _BY_SCHEDULE):  # otherwise an earlier schedule warns of the change
             setattr(step, _BY_SCHEDULE, True)
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
         optimizer.zero_grad = MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
+        optimizer.add_param_group = MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
+
+    def _read_groups(self) -> None:
+        self.parameters = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+        self.models = [model for model in self._all_models if not self.parameters.isdisjoint(model.parameters)]
+        trained = {parameter for model in self.models for parameter in model.parameters}
+        self.frozen = list(self.parameters - trained)
+        for model in self.models:
+            model.is_unowned = False
 
     def restore(self) -> None:
         """Let the optimizer step at each call, as before `prepare`."""
         self._hook.remove()
         if not self._updates.is_plain:
             self.optimizer.step, self.optimizer.zero_grad = self._inner_step, self._inner_zero  # type: ignore[method-assign]
+            self.optimizer.add_param_group = self._inner_add  # type: ignore[method-assign]
 
     def _count(self, *_: Any) -> None:
         if self._is_apart:
@@ -901,25 +972,26 @@ class _PreparedOptimizer:
     def _step(self, closure: Any) -> Any:
         updates = self._updates
         if self._within or self._is_apart:  # called by the scaler, or by torch
-            self.is_stepped = True
+            self.n_steps += self._within
             return self._inner_step()
         if closure is not None:
             raise ConfigError(
                 "optimizer.step() received a closure, which computes gradients outside of loop.backward()",
                 hint="use a closure only in a single process, without accumulation and loss scale",
             )
-        self.is_stepped = False
         if not self._has_gradients:
             raise ConfigError(
                 "optimizer.step() was called without gradients from loop.backward()",
                 hint="use loop.backward(loss) instead of loss.backward()",
             )
+        self.n_calls += 1
         if not self._is_full:
             return None
         updates.finish(self)
+        before = self.n_steps
         if updates.scaler is None:
             self._inner_step()
-            self.is_stepped = True
+            self.n_steps += 1
         else:
             self._within = True
             try:
@@ -927,7 +999,7 @@ class _PreparedOptimizer:
             finally:
                 self._within = False
             updates.has_stepped = True
-        self.optimizer.was_skipped = not self.is_stepped  # type: ignore[attr-defined]
+        self.optimizer.was_skipped = self.n_steps == before  # type: ignore[attr-defined]
         updates.awaits_step = False
         self._has_gradients = self._accumulates = False
         return None

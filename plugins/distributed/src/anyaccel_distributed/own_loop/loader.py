@@ -66,7 +66,7 @@ class Share:
         rows: Number of rows of this process. It is 0 if the batch has fewer rows than there are processes; the process
             then receives a row of another process, which is not counted.
         total: Number of rows of all processes; None if unknown.
-        is_last: Whether this is the last batch of the epoch.
+        is_last: Whether this is the last batch of the epoch, or comes with the last batch of another loader.
         number: Number of the batch within its epoch, from 0.
     """
 
@@ -113,6 +113,16 @@ class Iterations:
         if loader is self._active[0]:
             self._steps_done()
             self._step_begins()
+
+    def receive(self, loader: LoopLoader, share: Share) -> None:
+        """Note that the loop has received a batch of a loader.
+
+        Loaders that are read together, as by `zip`, end together: the last batch of one is the last of all.
+        """
+        if len(self._active) > 1 and not share.is_last:
+            beside = [other for other in self._active if other is not loader and other.given == loader.given]
+            share.is_last = any(other.share is not None and other.share.is_last for other in beside)
+        self.share = share
 
     def end(self, loader: LoopLoader) -> None:
         """Note that the loop over a loader has ended."""
@@ -226,7 +236,7 @@ class LoopLoader(DeviceLoader):
             self._resumed = None
             generators.load(self._states)
         self.n_rows = self._totals = 0
-        length = _length(self.loader)
+        length, ends = _length(self.loader), True
         is_shared = self.processes.size > 1
         is_stream = is_shared and length is None
         self._order = self.processes.order(generators, self._states, self._order_of, length)
@@ -248,7 +258,8 @@ class LoopLoader(DeviceLoader):
                 self.given, self.share = number + 1, share
                 self.n_given += 1
                 self.n_rows += share.rows or 0
-                self._iterations.share = share
+                ends = share.is_last
+                self._iterations.receive(self, share)
                 yield batch
                 del batch  # it must not outlive the next
                 if is_shared:
@@ -278,7 +289,7 @@ class LoopLoader(DeviceLoader):
                         cause="the rows of this epoch were not trained once each",
                         hint="return the same batches in every process; each process takes its rows",
                     )
-            if self.share is not None and not self.share.is_last and _length(self.loader) is not None:
+            if not ends and _length(self.loader) is not None:
                 raise DataError(
                     f"{self.loader!r} returned {self.given} batches, but its length is {len(self)}",
                     hint="return the number of batches from __len__, or leave it out",

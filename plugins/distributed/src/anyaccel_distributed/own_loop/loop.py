@@ -116,10 +116,15 @@ MISPLACED_SETTINGS: Mapping[str, str] = {
     "on_nan": "write if loop.any(loss != loss): break",
     "loss_scale fp16 scaler grad_scaler": "write precision='fp16-mixed', which scales losses",
     "amp bf16": "write precision='bf16-mixed'",
-    "replicas n_devices num_devices num_processes world_size num_nodes strategy distributed ddp": (
+    "replicas devices n_devices num_devices num_processes world_size num_nodes strategy distributed ddp": (
         "start the script as anyaccel run --replicas 2 SCRIPT"
     ),
     "fsdp zero shard fsdp_plugin": "write sharding='full'",
+    "cpu device_placement": "name the device: Loop('cpu')",
+    "gradient_as_bucket_view static_graph bucket_cap_mb": (
+        "pass it to the framework's engine: options={'gradient_as_bucket_view': True}"
+    ),
+    "find_unused_parameters": "not needed: parameters without gradients are found",
     "per_replica split_batches": "write loop.prepare(loader, batch='per_replica')",
     "trackers tracker log_with loggers report_to": (
         "write log='runs/a'; each tracker that is installed and turned on logs, too"
@@ -335,6 +340,7 @@ class Loop(AttributeHints):
         self.accelerator.check(self.framework)
         self.device: Any = self.accelerator.device
         self.step = self.epoch = 0
+        self._has_ended = False  # `epochs`
         self._iterations = Iterations(self._steps_done, self._step_begins)
         self.tracking = Tracking(log, writes=self.is_main_process)
         self._prepared_loaders: list[LoopLoader] = []
@@ -645,7 +651,8 @@ class Loop(AttributeHints):
 
         Raises:
             PhaseError: `resume` is unknown.
-            ConfigError: `epochs` is not an int; or `every` is passed, but not `save`.
+            ConfigError: `epochs` is not an int; or `every` is passed, but not `save`; or this loop has run all of the
+                epochs in an earlier call.
             StateError: The checkpoint belongs to other models, or the folder to another run.
         """
         resume = checked_resume(resume)
@@ -659,6 +666,12 @@ class Loop(AttributeHints):
                 self._go_on_from(newest)
             self._saving = Saving(folder, every, keep, self.step)
         first = self.epoch
+        if self._has_ended and first >= epochs > 0:
+            raise ConfigError(
+                f"epochs({epochs}) has no epoch left: this loop has finished {first}",
+                hint=f"count all epochs of the loop: loop.epochs({first + epochs}); for another training, write "
+                "another Loop()",
+            )
         try:
             for epoch in range(first, epochs):
                 self.epoch = epoch
@@ -670,6 +683,7 @@ class Loop(AttributeHints):
                         self._saving.folder.write(self._checkpoint({}), keep)
                     else:
                         self._saving.is_overdue = True
+            self._has_ended = True
         finally:
             if self._saving is not None:
                 self._saving.folder.close()
@@ -805,6 +819,10 @@ class Loop(AttributeHints):
             values: Numbers and scalar tensors by name.
             step: Step of the values; by default the number of finished updates.
         """
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"loop.log() needs values by name, not {shown(values)}", hint="write loop.log({'loss': loss})"
+            )
         if self.is_main_process:
             numbers = {name: float(np.asarray(self._on_host(value))) for name, value in values.items()}
             self.tracking.log(numbers, self.step if step is None else step)
