@@ -715,6 +715,16 @@ def test_a_loss_that_is_no_mean_over_rows_is_warned_of() -> None:
     def ignoring(loop: Any, outputs: Any, targets: Any) -> None:
         loop.backward(F.cross_entropy(outputs, targets, ignore_index=0))
 
+    def as_sum_of_rows(loop: Any, outputs: Any, targets: Any) -> None:
+        loop.backward(F.cross_entropy(outputs, targets, reduction="sum") + outputs.square().mean())
+
+    def as_sum_of_all(loop: Any, outputs: Any, targets: Any) -> None:
+        loop.backward((outputs.square()).sum())
+
+    for summed in (as_sum_of_rows, as_sum_of_all):
+        with pytest.warns(UserWarning, match=r"is a sum over rows.*pass the sum and its divisor: loop.backward\(total"):
+            accumulated(loss=summed)
+    accumulated(loss=lambda loop, outputs, targets: loop.backward(torch.stack([outputs.mean()] * 3).sum()))
     with pytest.warns(UserWarning, match=r"divided by the sum of class weights.*loop.backward\(total, count=n\)"):
         mean = accumulated(loss=as_mean)
     with pytest.warns(UserWarning, match="the number of targets that are not ignored"):

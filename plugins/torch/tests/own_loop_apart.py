@@ -65,6 +65,12 @@ if case == "other batches":
 if case.startswith("stream"):
     loader = DataLoader(Wide() if "rows" in case else Stream(), batch_size=None if "rows" in case else 5)
 net, optimizer, loader = loop.prepare(net, optimizer, loader)
+if case == "frozen weights":
+    loop.prepare(network(int(is_other)), frozen=True)
+if case == "later weights" and is_other:
+    torch.nn.init.zeros_(net[0].weight)
+if case == "rates" and is_other:
+    optimizer.param_groups[0]["lr"] = 0.01
 if case == "by hand":
     print(sum(len(x) for x, _ in loop.prepare(DataLoader(TensorDataset(*rows_of(9)), batch_size=4))))
 for number, (x, y) in enumerate(loader):

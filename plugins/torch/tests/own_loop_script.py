@@ -234,6 +234,30 @@ def window_of_several_counts() -> list[Any]:
     return several_counts(2)
 
 
+def read_together() -> list[Any]:
+    """Batches of two loaders, of which processes have other fractions; and how often that is said without counts."""
+    loop = aa.Loop("cpu", framework="torch")
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer, *loaders = loop.prepare(
+        net, optimizer, *(DataLoader(TensorDataset(*rows_of(42)), batch_size=size) for size in (7, 9))
+    )
+    for (x, y), (others, _) in zip(*loaders, strict=False):
+        optimizer.zero_grad()
+        loop.backward((net(x) - y).square().sum(), count=len(x))
+        loop.backward(net(others).square().sum(), count=len(others))
+        optimizer.step()
+    trained = numbers(net)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for (x, y), (others, _) in zip(*loaders, strict=False):
+            optimizer.zero_grad()
+            loop.backward(F.mse_loss(net(x), y) + net(others).square().mean())
+            optimizer.step()
+    said = [str(warning.message) for warning in caught if "several loaders at once" in str(warning.message)]
+    return [trained, len(said) == (loop.num_processes > 1)]
+
+
 def counted() -> list[Any]:
     """What an evaluation adds up itself: a process that has no row of a batch is given none."""
     loop = aa.Loop("cpu", framework="torch")
@@ -435,6 +459,7 @@ CASES = (
     interrupted_window,
     one_batch_several_counts,
     window_of_several_counts,
+    read_together,
     counted,
     agreed,
     tokenless,

@@ -182,6 +182,16 @@ def several_counts(accumulate: int) -> list[Any]:
     return [numbers(net), numbers(other)]
 
 
+def read_together() -> list[Any]:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for (x, y), (others, _) in zip(*(DataLoader(TensorDataset(*rows_of(42)), size) for size in (7, 9)), strict=False):
+        optimizer.zero_grad()
+        (F.mse_loss(net(x), y) + net(others).square().mean()).backward()
+        optimizer.step()
+    return [numbers(net), True]
+
+
 def clipped() -> list[Any]:
     shift, norms = torch.linspace(-1, 1, 5), []
     x = rows_of(50, torch.float32)[0]
@@ -223,6 +233,7 @@ BY_HAND: dict[str, Callable[[], list[Any]]] = {
     "tokenless": lambda: [[0.0] * 3, numbers(network())],
     "interrupted_window": interrupted_window,
     "one_batch_several_counts": lambda: several_counts(1),
+    "read_together": read_together,
     "window_of_several_counts": lambda: several_counts(2),
 }
 

@@ -12,6 +12,9 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 SCRIPT = Path(__file__).with_name("own_loop_apart.py")
 ERRORS = {
     "weights": r"different Sequential models: '0\.weight' of process LAST differs from process 0",
+    "frozen weights": r"different Sequential models: '0\.weight' of process LAST differs from process 0",
+    "later weights": r"process LAST has other weights of Sequential than process 0; they were changed in one process",
+    "rates": r"LAST has other learning rates of SGD than process 0.*schedule\.step\(loop\.reduce\(value\)\)",
     "norm": r"BatchNorm1d normalizes over the rows of a batch.*Loop\(sync_batchnorm=True\)",
     "length": r"different numbers of batches in the processes: 4, (4, )?6",
     "stream": r"a stream, has ended in process LAST after 4 batches; it continues in process 0",

@@ -8,6 +8,7 @@ import os
 import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,25 @@ def test_a_loop_that_is_closed_gives_back_what_another_prepares(tmp_path: Path) 
 
 def wrong(batch_size: int) -> None:
     raise ValueError("wrong")
+
+
+def test_what_a_checkpoint_lacks_is_warned_of_once(tmp_path: Path) -> None:
+    def saved(name: str, *, with_optimizer: bool, with_schedule: bool, **extra: Any) -> list[str]:
+        net = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        objects = [net, optimizer][: 1 + with_optimizer] + [schedule] * with_schedule
+        loop = aa.Loop("cpu", framework="torch")
+        loop.prepare(*objects)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                loop.save(tmp_path / name, extra={"schedule": schedule} if extra else None)
+        return [str(warning.message) for warning in caught]
+
+    hint = "Hint: write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)"
+    lacks = "was not prepared, so that no checkpoint has its state, and a run that resumes differs."
+    assert saved("a", with_optimizer=True, with_schedule=False) == [f"a schedule of SGD {lacks} {hint}"]
+    assert saved("b", with_optimizer=False, with_schedule=False) == [f"the optimizer of Linear {lacks} {hint}"]
+    assert saved("c", with_optimizer=True, with_schedule=True) == []
+    assert saved("d", with_optimizer=True, with_schedule=False, is_extra=True) == []

@@ -873,7 +873,7 @@ class JaxLoader(LoopLoader):
             least = self._n_rows or rows
             self._n_rows = n_rows = math.ceil(max(least, rows) / n_shards) * n_shards
             mask = self._placing.rows(np.arange(n_rows) < rows)
-            share = _JaxShare(rows, rows, share.is_last, share.number, _Padding(mask))
+            share = _JaxShare(rows, rows, share.is_last, share.number, padding=_Padding(mask))
 
         def moved(leaf: Any) -> Any:
             if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biufcV":

@@ -86,7 +86,7 @@ class TorchLoop(Loop):
         self._norms: list[SynchronizedNorm] = []
         self._named: tuple[nn.Module, ...] = ()
         self._is_within = False  # `accumulate`
-        self._is_loss_checked = False
+        self._is_loss_checked = self._is_share_checked = self._is_saving_checked = False
         self.scaler: Any = None
         super().__init__(*args, **settings)
         self.device = torch.device(self.accelerator.device_string("torch"))
@@ -187,8 +187,9 @@ class TorchLoop(Loop):
                 "in another Loop",
             )
         trained = [] if frozen else [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if trained and self.num_processes > 1:
+        if self.num_processes > 1:
             self._check_alike(module)
+        if trained and self.num_processes > 1:
             self._check_norms(module)
         placed = self.accelerator.place(module)
         assert placed is module
@@ -441,6 +442,15 @@ class TorchLoop(Loop):
         if count is None and not self._is_loss_checked and share is not None and share.rows:
             self._is_loss_checked = True  # only once: it waits for the device
             _warn_of_other_mean(loss, share.rows)
+        if count is None and not self._is_share_checked and share is not None and share.is_uneven:
+            self._is_share_checked = True
+            warnings.warn(
+                "the loop reads several loaders at once, of whose batches this process has different fractions, but "
+                "backward() weights the loss by the rows of the last one. Hint: pass each part of the loss as a sum "
+                "and its count: loop.backward(total, count=n)",
+                UserWarning,
+                stacklevel=user_level(),
+            )
         weight = self._weight(share, count)
         factor = self.num_processes * weight / window.unit
         vars(loss)["anyaccel_share"] = share  # for `reduce`, if other batches follow
@@ -591,6 +601,27 @@ class TorchLoop(Loop):
         scaler = None if self.scaler is None else self.scaler.state_dict()
         return {**states, "others": others, "scaler": scaler}
 
+    def _warn_of_unsaved(self, saved: Sequence[Any]) -> None:
+        if self._is_saving_checked:
+            return
+        self._is_saving_checked = True
+        known = [*self._others, *saved]
+        missing = [
+            f"a schedule of {type(prepared.optimizer).__name__}"
+            for prepared in self._optimizers
+            if hasattr(prepared.optimizer.step, _BY_SCHEDULE)
+            and not any(getattr(value, "optimizer", None) is prepared.optimizer for value in known)
+        ]
+        if not self._optimizers and not any(isinstance(value, Optimizer) for value in known):
+            missing += [f"the optimizer of {type(model.module).__name__}" for model in self._models if model.parameters]
+        if missing:
+            warnings.warn(
+                f"{missing[0]} was not prepared, so that no checkpoint has its state, and a run that resumes differs. "
+                "Hint: write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)",
+                UserWarning,
+                stacklevel=user_level(),
+            )
+
     def _load(self, state: Mapping[str, Any]) -> None:
         check_counts(state, models=self._models, optimizers=self._optimizers, others=self._others)
         for saved, model in zip(state["models"], self._models, strict=True):
@@ -625,6 +656,18 @@ class TorchLoop(Loop):
 
     def _named_models(self) -> dict[str, Any]:
         return {f"{type(model.module).__name__} {i}": model.module for i, model in enumerate(self._models)}
+
+    def _marks(self) -> dict[str, list[float]]:
+        marks: dict[str, list[float]] = {}
+        for model in self._models:
+            if model.parameters and not model.is_divided:
+                norms = torch._foreach_norm([parameter.detach() for parameter in model.parameters])  # noqa: SLF001
+                found = torch.stack([norm.float() for norm in norms]).tolist()
+                marks.setdefault(f"weights of {type(model.module).__name__}", []).extend(found)
+        for prepared in self._optimizers:
+            rates = [float(group.get("lr") or 0.0) for group in prepared.optimizer.param_groups]
+            marks.setdefault(f"learning rates of {type(prepared.optimizer).__name__}", []).extend(rates)
+        return marks
 
     def _drop_update(self) -> None:
         self._updates.window, self._updates.awaits_step = _Window(), False
@@ -718,9 +761,27 @@ def _unprepared(value: Any) -> DataError:
     return DataError(f"prepare() cannot prepare {what}", cause=cause, hint=hint)
 
 
+def _is_sum(node: Any, rows: int) -> bool:
+    """Return whether a loss, or a term of it, is a sum over rows as it was computed."""
+    if getattr(node, "_saved_reduction", None) == 2:
+        return True
+    if node.name() == "SumBackward0":
+        return bool(node._saved_self_sym_sizes[:1] == (rows,))  # noqa: SLF001
+    terms = node.next_functions if node.name() in ("AddBackward0", "SubBackward0") else ()
+    return any(term is not None and _is_sum(term, rows) for term, _ in terms)
+
+
 def _warn_of_other_mean(loss: Tensor, rows: int) -> None:
-    """Warn if a cross entropy is a mean over weights, or over targets that are not ignored, instead of rows."""
+    """Warn if a loss is a sum, or a cross entropy is a mean over weights, or over targets that are not ignored."""
     node: Any = loss.grad_fn
+    if node is not None and _is_sum(node, rows):
+        warnings.warn(
+            "the loss is a sum over rows, but backward() takes it for a mean over the rows of the batch. "
+            "Hint: pass the sum and its divisor: loop.backward(total, count=n)",
+            UserWarning,
+            stacklevel=user_level(),
+        )
+        return
     if node is None or not node.name().startswith("NllLoss") or node._saved_reduction != 1:  # noqa: SLF001
         return
     weighted = node._saved_weight is not None  # noqa: SLF001

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -68,12 +68,14 @@ class Share:
         total: Number of rows of all processes; None if unknown.
         is_last: Whether this is the last batch of the epoch, or comes with the last batch of another loader.
         number: Number of the batch within its epoch, from 0.
+        is_uneven: Whether the loop also reads another loader, of whose batch this process has another fraction.
     """
 
     rows: int | None
     total: int | None
     is_last: bool
     number: int
+    is_uneven: bool = False
 
 
 def bounds(n_rows: int, rank: int, size: int) -> tuple[int, int]:
@@ -87,6 +89,7 @@ class Iterations:
     Args:
         steps_done: Called when the outermost loader is asked for its next batch: the loop has finished the last one.
         step_begins: Called before each batch of the outermost loader.
+        marks: Returns numbers that must be equal in all processes, by what they belong to.
 
     Attributes:
         share: `Share` of the last batch; of the outer loader after the loop over an inner one.
@@ -95,8 +98,13 @@ class Iterations:
 
     needs_last = False
 
-    def __init__(self, steps_done: Callable[[], object], step_begins: Callable[[], object]) -> None:
-        self._steps_done, self._step_begins = steps_done, step_begins
+    def __init__(
+        self,
+        steps_done: Callable[[], object],
+        step_begins: Callable[[], object],
+        marks: Callable[[], Mapping[str, Sequence[float]]],
+    ) -> None:
+        self._steps_done, self._step_begins, self.marks = steps_done, step_begins, marks
         self._active: list[LoopLoader] = []
         self._ended: LoopLoader | None = None
         self._weighed: Share | None = None
@@ -119,9 +127,15 @@ class Iterations:
 
         Loaders that are read together, as by `zip`, end together: the last batch of one is the last of all.
         """
-        if len(self._active) > 1 and not share.is_last:
-            beside = [other for other in self._active if other is not loader and other.given == loader.given]
-            share.is_last = any(other.share is not None and other.share.is_last for other in beside)
+        if len(self._active) > 1:
+            for other in self._active:
+                if other is not loader and other.given == loader.given and other.share is not None:
+                    share.is_last = share.is_last or other.share.is_last
+                    products = (
+                        (share.rows or 0) * (other.share.total or 0),
+                        (other.share.rows or 0) * (share.total or 0),
+                    )
+                    share.is_uneven = share.is_uneven or products[0] != products[1]
         self.share = share
 
     def end(self, loader: LoopLoader) -> None:
@@ -239,7 +253,8 @@ class LoopLoader(DeviceLoader):
         length, ends = _length(self.loader), True
         is_shared = self.processes.size > 1
         is_stream = is_shared and length is None
-        self._order = self.processes.order(generators, self._states, self._order_of, length)
+        marks = self._iterations.marks() if is_shared else {}
+        self._order = self.processes.order(generators, self._states, self._order_of, length, marks)
         self._iterations.begin(self)
         batches = cast("Generator[tuple[Any, Share]]", super().__iter__())
         try:

@@ -341,7 +341,7 @@ class Loop(AttributeHints):
         self.device: Any = self.accelerator.device
         self.step = self.epoch = 0
         self._has_ended = False  # `epochs`
-        self._iterations = Iterations(self._steps_done, self._step_begins)
+        self._iterations = Iterations(self._steps_done, self._step_begins, self._marks)
         self.tracking = Tracking(log, writes=self.is_main_process)
         self._prepared_loaders: list[LoopLoader] = []
         self._undo: list[Callable[[], object]] = []  # changes made by prepare, oldest first
@@ -393,6 +393,10 @@ class Loop(AttributeHints):
 
     def _drop_update(self) -> None:
         """Discard the gradients of an unfinished update."""
+
+    def _marks(self) -> dict[str, list[float]]:
+        """Return numbers that show whether all processes have the same weights and rates, by what they belong to."""
+        return {}
 
     def _model_states(self) -> dict[str, Any]:
         """Return the random states that models hold in this process, by names that begin with `OF_MODELS`."""
@@ -851,7 +855,12 @@ class Loop(AttributeHints):
         self._meet("call loop.save()")
         LoopFolder(folder, self._processes).write_itself(self._checkpoint(extra or {}))
 
+    def _warn_of_unsaved(self, saved: Sequence[Any]) -> None:
+        """Warn once of what the next run needs to go on, but was not prepared, and is not `saved` by the user."""
+
     def _checkpoint(self, extra: Mapping[str, Any]) -> LoopCheckpoint:
+        if self.is_main_process:
+            self._warn_of_unsaved(list(extra.values()))
         kept = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in extra.items()}
         return LoopCheckpoint(
             run=self._run,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -180,7 +180,12 @@ class LoopProcesses:
         self._seed_framework(seed)
 
     def order(
-        self, generators: RandomStates, states: Mapping[str, Any], number: int | None, n_batches: int | None
+        self,
+        generators: RandomStates,
+        states: Mapping[str, Any],
+        number: int | None,
+        n_batches: int | None,
+        marks: Mapping[str, Sequence[float]],
     ) -> Order:
         """Return the source of an epoch's order, which is the same in all processes.
 
@@ -189,17 +194,19 @@ class LoopProcesses:
             states: States of all of them at the start of the epoch.
             number: Number of the epoch if the user has set it.
             n_batches: Number of batches; None if it is unknown.
+            marks: Numbers that must be equal in all processes, by what they belong to.
 
         Raises:
-            DataError: The processes have different numbers of batches.
+            DataError: The processes have different numbers of batches, or different marks.
         """
         first: Mapping[str, np.ndarray] = {}
         if self.size > 1:
             is_needed = self.rank == 0 and number is None
             every = self.gather(
-                (n_batches, to_arrays(states) if is_needed else {}), "at the start of a loop over a loader"
+                (n_batches, to_arrays(states) if is_needed else {}, dict(marks)), "at the start of a loop over a loader"
             )
             numbers, first = [other[0] for other in every], every[0][1]
+            _check_marks([other[2] for other in every])
             if len(set(numbers)) > 1:
                 raise DataError(
                     f"the loader has different numbers of batches in the processes: {', '.join(map(str, numbers))}",
@@ -208,6 +215,21 @@ class LoopProcesses:
         if number is not None:
             return _SeededOrder(self, key(self.seed or 0, "order", number))
         return Order() if self.size == 1 else _SharedOrder(self, generators, first)
+
+
+def _check_marks(every: Sequence[Mapping[str, Sequence[float]]]) -> None:
+    for rank, marks in enumerate(every):
+        for name in {**every[0], **marks}:
+            pair = every[0].get(name, ()), marks.get(name, ())
+            # on different processors, equal steps round differently
+            if len(pair[0]) != len(pair[1]) or not np.allclose(*pair, rtol=1e-3, atol=1e-6, equal_nan=True):
+                raise DataError(
+                    f"process {rank} has other {name} than process 0",
+                    cause="they were changed in one process only, by something else than loop.backward(loss) and "
+                    "optimizer.step()",
+                    hint="load and change weights in all processes, and step schedules with one value: "
+                    "schedule.step(loop.reduce(value))",
+                )
 
 
 class _SharedOrder(Order):
