@@ -337,7 +337,9 @@ def test_words_of_torch(hint: Any) -> None:
 
 def test_a_data_set_of_single_rows(hint: Any) -> None:
     source = tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
-    with hint("return one entry per row in every column; batch a source of single rows: source.batch(32)"):
+    with hint(
+        "return one entry per row in every column; of single rows, batch them (source.batch(32), DataLoader(...))"
+    ):
         aa.fit(model_of(), source, loss="mse", epochs=1, progress="none")
     assert aa.fit(model_of(), source.batch(32), loss="mse", epochs=1, progress="none").results.loss.size == 1
 

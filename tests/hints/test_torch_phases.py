@@ -57,14 +57,26 @@ class OfScalars(torch.nn.Module):
 
 
 def test_losses_of_users(hint: Any) -> None:
-    with hint("write def loss(outputs, targets), or name its arguments in inputs=[...]"):
+    with hint("write def loss({}), or name its arguments in inputs=[...]"):
         run(TrainPhase("train", data="train", losses=[AppliedLoss(lambda outputs: outputs.mean(), on="net")]))
 
     for triplets in (torch.nn.TripletMarginLoss(), torch.nn.TripletMarginLoss):
-        with hint("write def loss(outputs, targets), or name its arguments in inputs=[...]"):
+        with hint("write def loss({}), or name its arguments in inputs=[...]"):
             run(TrainPhase("train", data="train", losses=[AppliedLoss(triplets, on="net")]))
         named = AppliedLoss(triplets, on="net", inputs=["outputs", "targets", "data.y"])
         assert run(TrainPhase("train", data="train", losses=[named])).loss.size
+
+    class Two(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x), x
+
+    with pytest.raises(aa.errors.SpecError, match=r"def loss\(output_0, output_1, targets\), or name its arguments"):
+        aa.fit(Two(3, 3), {"x": X, "y": X}, target="y", loss=lambda outputs, targets: targets, progress="none")
+
+    def loss(output_0: Any, output_1: Any, targets: Any) -> Any:
+        return ((output_0 - targets) ** 2).mean() + 0 * output_1.mean()
+
+    assert aa.fit(Two(3, 3), {"x": X, "y": X}, target="y", loss=loss, epochs=1, progress="none").results.loss.size
 
     def loss(outputs: Any, targets: Any) -> Any:
         return ((outputs - targets) ** 2).mean()

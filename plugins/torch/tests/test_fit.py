@@ -211,3 +211,42 @@ def test_frames_and_data_sets_of_other_libraries():
         torch.manual_seed(0)
         predictions.append(aa.fit(nn.Linear(2, 3), table, **settings).predict(table).tolist())
     assert predictions[0] == predictions[1] == predictions[2] and set(predictions[0]) <= set("uvw")
+
+
+class Pair(nn.Module):
+    """A model that returns its outputs and its loss without names, as minGPT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+
+    def forward(self, idx, targets=None):
+        logits = self.head(self.tokens(idx))
+        loss = None if targets is None else nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss
+
+
+def test_a_model_that_returns_its_outputs_and_its_loss_is_a_loop_by_hand(tmp_path):
+    rows = [{"idx": (torch.arange(6) + i) % 9, "targets": (torch.arange(6) + i + 1) % 9} for i in range(20)]
+    loader, net, losses = torch.utils.data.DataLoader(rows, 8), Pair(), []
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(2):
+        total = 0.0
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = net(**batch)[1]
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(batch["idx"])
+        losses.append(total / 20)
+    model = Pair()
+    own = torch.optim.Adam(model.parameters(), 1e-2)
+    fitted = aa.fit(model, loader, optimizer=own, epochs=2, accelerator="cpu", progress="none")
+    np.testing.assert_allclose(fitted.results.loss, losses, rtol=1e-6)
+    assert torch.equal(model.head.weight, net.head.weight)
+    new = {"idx": torch.arange(6)[None]}
+    np.testing.assert_allclose(fitted.predict(new), net(new["idx"])[0].detach(), rtol=1e-6)
+    fitted.save(tmp_path / "pair")
+    loaded = aa.load(tmp_path / "pair", models={"model": Pair()})
+    assert loaded.evaluate(loader).loss == fitted.evaluate(loader).loss < losses[-1]

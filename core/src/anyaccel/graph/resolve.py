@@ -810,9 +810,11 @@ class LossBinder:
             try:  # with as many values as it would get in the first step
                 inspect.signature(call).bind(*((own,) if isinstance(own, type) else ()), *inputs)
             except TypeError as error:
+                several = len(outputs[loss.inputs[0]]) if loss.inputs[0] in outputs else 1
+                names = [f"output_{i}" for i in range(several)] if several > 1 else ["outputs"]
                 raise SpecError(
                     f"the loss {loss.loss.name!r} on {loss.on!r} does not accept {', '.join(inputs)}: {error}",
-                    hint="write def loss(outputs, targets), or name its arguments in inputs=[...]",
+                    hint=f"write def loss({', '.join([*names, 'targets'])}), or name its arguments in inputs=[...]",
                 ) from None
         applied = loss.loss
         if applied.own is not None and not loss.inputs[0].startswith("outputs") and takes_targets_first(applied.own):
@@ -863,11 +865,15 @@ class LossBinder:
         name = self.shapes.aliases.get(name, name)
         whole = self.shapes.batch_values(loss.on)
         outputs = [*whole, *(name for name in self.shapes.specs if name.startswith(f"{loss.on}."))]
+        unnamed = [value for value in whole if value.rpartition(".")[2].isdecimal()]
+        if name == f"{loss.on}.loss" and name not in outputs and len(unnamed) == 1:
+            name = unnamed[0]  # a model that returns (outputs, loss) has no names
         if name not in (*outputs, loss.on):
             raise ColumnError(
                 f"the loss on {loss.on!r} is the output {name!r}, which its model does not return",
                 available=", ".join(outputs) or f"{loss.on} (its only output)",
-                hint="name an output; if the model computes a loss only with targets, pass them as an input",
+                hint="name an output, or return {'loss': loss, 'logits': outputs} from the model; if it computes a "
+                "loss only with targets, pass them as an input",
             )
         spec = whole[name].spec if name in whole else self.shapes.specs[name]
         if spec.shape or not is_floating(spec.dtype):

@@ -69,7 +69,8 @@ class BatchSchema:
             raise SourceError(
                 f"the columns of {position} differ in length",
                 cause=listed(f"{name}: {length}" for name, length in lengths.items()),
-                hint="return one entry per row in every column; batch a source of single rows: source.batch(32)",
+                hint="return one entry per row in every column; of single rows, batch them (source.batch(32), "
+                "DataLoader(...))",
             )
         if not next(iter(lengths.values())):
             raise SourceError(f"{position} has no rows", hint="leave empty batches out")
