@@ -15,6 +15,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.capability import Capability
 from anyaccel.errors import AnyaccelError, ConfigError
+from anyaccel_distributed.own_loop.plain_state import packed, unpacked
 from anyaccel_distributed.own_loop.processes import LoopProcesses
 
 torch = pytest.importorskip("torch")
@@ -68,6 +69,27 @@ def test_different_calls(hint: Any) -> None:
     assert processes.gather_plain(True, "in loop.any()") == [True, True]
     if loop.is_main_process:
         print("no call of all processes")
+
+
+def test_different_weights(hint: Any) -> None:
+    class OfTwo:
+        """As if another process had stepped its schedule with another value."""
+
+        rank, size = 0, 2
+
+        def gather(self, value: Any) -> list[Any]:
+            *rest, message = value
+            return [value, [*rest, packed((*unpacked(message)[:2], {"learning rates of SGD": [0.01]}))]]
+
+    loop = loop_of()
+    _, optimizer, loader = loop.prepare(*parts())
+    schedule, value = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), 1.0
+    loader.processes = LoopProcesses(OfTwo(), None, lambda seed: None)
+    with hint(
+        "load and change weights in all processes, and step schedules with one value: schedule.step(loop.reduce(value))"
+    ):
+        next(iter(loader))
+    schedule.step(loop_of().reduce(value))
 
 
 def test_what_is_prepared(hint: Any) -> None:

@@ -341,6 +341,7 @@ def test_a_data_set_of_single_rows(hint: Any) -> None:
         "return one entry per row in every column; of single rows, batch them (source.batch(32), DataLoader(...))"
     ):
         aa.fit(model_of(), source, loss="mse", epochs=1, progress="none")
+    # in torch: DataLoader(source, batch_size=32)
     assert aa.fit(model_of(), source.batch(32), loss="mse", epochs=1, progress="none").results.loss.size == 1
 
 

@@ -86,6 +86,42 @@ def test_losses_of_users(hint: Any) -> None:
     assert run(TrainPhase("train", data="train", losses=[alone])).loss.size
 
 
+def test_single_rows_of_an_iterable_data_set(hint: Any) -> None:
+    class Rows(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(zip(X, X[:, :1], strict=True))
+
+    source = Rows()
+    with hint(
+        "return one entry per row in every column; of single rows, batch them (source.batch(32), DataLoader(...))"
+    ):
+        aa.fit(torch.nn.Linear(3, 1), source, loss="mse", epochs=1, progress="none")
+    batches = torch.utils.data.DataLoader(source, batch_size=32)  # data sets of datasets: source.batch(32)
+    assert aa.fit(torch.nn.Linear(3, 1), batches, loss="mse", epochs=1, progress="none").results.loss.size
+
+
+def test_losses_of_models(hint: Any) -> None:
+    class Model(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            outputs = super().forward(x)
+            return {"error": outputs.square().mean(), "logits": outputs}
+
+    phase = TrainPhase("train", data="train", losses=[AppliedLoss.from_output("net")])
+    with hint(
+        "name an output, or return {'loss': loss, 'logits': outputs} from the model; if it computes a loss only with "
+        "targets, pass them as an input"
+    ):
+        run(phase, Model(3, 1))
+
+    class Named(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            outputs = super().forward(x)
+            loss = outputs.square().mean()
+            return {"loss": loss, "logits": outputs}
+
+    assert run(phase, Named(3, 1)).loss.size
+
+
 def test_steps_of_users(hint: Any) -> None:
     with hint("write step=FUNCTION"):
         TrainPhase("train", data="train", step="step")
