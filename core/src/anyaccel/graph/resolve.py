@@ -811,10 +811,10 @@ class LossBinder:
                 inspect.signature(call).bind(*((own,) if isinstance(own, type) else ()), *inputs)
             except TypeError as error:
                 several = len(outputs[loss.inputs[0]]) if loss.inputs[0] in outputs else 1
-                names = [f"output_{i}" for i in range(several)] if several > 1 else ["outputs"]
+                taken = [f"output_{i}" for i in range(several)] if several > 1 else ["outputs"]
                 raise SpecError(
                     f"the loss {loss.loss.name!r} on {loss.on!r} does not accept {', '.join(inputs)}: {error}",
-                    hint=f"write def loss({', '.join([*names, 'targets'])}), or name its arguments in inputs=[...]",
+                    hint=f"write def loss({', '.join([*taken, 'targets'])}), or name its arguments in inputs=[...]",
                 ) from None
         applied = loss.loss
         if applied.own is not None and not loss.inputs[0].startswith("outputs") and takes_targets_first(applied.own):
