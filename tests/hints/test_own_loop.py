@@ -706,6 +706,39 @@ def test_gradients_that_are_clipped_with_their_loss_scale_are_warned_of() -> Non
 
 
 @pytest.mark.parametrize("settings", [{"accumulate": 2}, {"precision": "fp16-mixed"}])
+def test_a_loop_that_calls_backward_of_the_loss_alone_is_warned_of(settings: Any) -> None:
+    loop, (net, _, loader) = loop_of(**settings), parts()
+    net, loader = loop.prepare(net, loader)
+    hint = r"Hint: write net, optimizer = loop\.prepare\(net, optimizer\), and loop\.backward\(loss\)"
+    with pytest.warns(UserWarning, match=rf"Linear is trained by loss\.backward\(\).*{hint}"):
+        F.mse_loss(net(torch.ones(2, 2)), torch.ones(2, 1)).backward()
+    net, _, loader = loop_of(**settings).prepare(*parts())
+    for x, y in loader:
+        F.mse_loss(net(x), y).backward()  # the step is an error
+
+
+def test_factors_of_a_loss_that_the_loop_has_itself(hint: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    for settings in ({"accumulate": 2}, {"precision": "fp16-mixed"}):
+        loop = loop_of(**settings)
+        net, optimizer, loader = loop.prepare(*parts())
+        for x, y in loader:
+            with hint("leave your GradScaler out, and write Loop(precision='fp16-mixed') and loop.backward(loss)"):
+                loop.backward(scaler.scale(F.mse_loss(net(x), y)))
+            break
+    loop = aa.Loop("cpu", framework="torch", precision="fp16-mixed")
+    net, optimizer, loader = loop.prepare(*parts())
+    for x, y in loader:
+        loss = F.mse_loss(net(x), y)
+        loop.backward(loss)
+        optimizer.step()
+    with pytest.warns(UserWarning, match=r"divided by 2, the number of batches.*Hint: pass the mean over the rows"):
+        accumulated(loss=lambda loop, outputs, targets: loop.backward(F.cross_entropy(outputs, targets) / 2))
+    accumulated(loss=lambda loop, outputs, targets: loop.backward(F.cross_entropy(outputs, targets) / 3))
+    accumulated(loss=lambda loop, outputs, targets: loop.backward((outputs.mean() + outputs.square().mean()) / 2))
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"precision": "fp16-mixed"}])
 def test_an_optimizer_that_was_not_prepared_is_warned_of(settings: Any) -> None:
     loop, (net, optimizer, loader), teacher = loop_of(**settings), parts(), nn.Linear(1, 1)
     net, loader, teacher = loop.prepare(net, loader, teacher)

@@ -86,6 +86,7 @@ class TorchLoop(Loop):
         self._norms: list[SynchronizedNorm] = []
         self._named: tuple[nn.Module, ...] = ()
         self._is_within = False  # `accumulate`
+        self._is_passing = False  # `backward`
         self._is_loss_checked = self._is_share_checked = self._is_saving_checked = False
         self.scaler: Any = None
         super().__init__(*args, **settings)
@@ -224,6 +225,25 @@ class TorchLoop(Loop):
         self._undo.append(lambda: self._models.remove(model))
         if not model.is_divided:  # a sharded module no longer has its original parameters
             self._undo.append(lambda: _prepared.discard(module))
+        if trained and not model.is_divided and not self._updates.is_plain:
+            self._watch_first_gradient(model)
+
+    def _watch_first_gradient(self, model: _Model) -> None:
+        """Warn if the first gradient is not from `backward`; with a prepared optimizer, its step is an error."""
+
+        def check(_: Tensor) -> None:
+            watch.remove()
+            if model.is_unowned and not self._is_passing:
+                warnings.warn(
+                    f"{type(model.module).__name__} is trained by loss.backward(), without accumulation, loss scale "
+                    "and the gradients of other processes. "
+                    "Hint: write net, optimizer = loop.prepare(net, optimizer), and loop.backward(loss)",
+                    UserWarning,
+                    stacklevel=user_level(),
+                )
+
+        watch = model.parameters[0].register_post_accumulate_grad_hook(check)  # type: ignore[no-untyped-call]
+        self._undo.append(watch.remove)
 
     def _check_alike(self, module: nn.Module) -> None:
         own: dict[str, str] = {}
@@ -441,6 +461,8 @@ class TorchLoop(Loop):
             window.check_unchanged(chosen)
         if count is None and not self._is_loss_checked and share is not None and share.rows:
             self._is_loss_checked = True  # only once: it waits for the device
+            if self.accumulation_steps > 1 or self.scaler is not None:
+                _check_factors(loss, self.accumulation_steps)
             _warn_of_other_mean(loss, share.rows)
         if count is None and not self._is_share_checked and share is not None and share.is_uneven:
             self._is_share_checked = True
@@ -468,10 +490,12 @@ class TorchLoop(Loop):
         kept = [(parameter, parameter.grad) for model in left_out for parameter in model.parameters]
         for model in chosen:
             model.set_exchanging(window.is_closing)
+        self._is_passing = True
         if window.is_closing and self.num_processes > 1:
             self._exchange(chosen, roots, inputs, retain_graph)
         elif roots:
             torch.autograd.backward(roots, inputs=inputs, retain_graph=retain_graph)
+        self._is_passing = False
         for parameter, gradient in kept:
             parameter.grad = gradient
         self._iterations.weigh()
@@ -759,6 +783,35 @@ def _unprepared(value: Any) -> DataError:
     elif isinstance(value, Dataset) or (hasattr(value, "__getitem__") and hasattr(value, "__len__")):
         hint = "write loader = loop.prepare(DataLoader(dataset, batch_size=32))"
     return DataError(f"prepare() cannot prepare {what}", cause=cause, hint=hint)
+
+
+def _check_factors(loss: Tensor, n_batches: int) -> None:
+    """Check that a loss has no factor that `backward` adds: a loss scale, or the number of batches of an update.
+
+    Raises:
+        ConfigError: It was scaled, so that gradients would be unscaled while they are sums, or scaled twice.
+    """
+    node: Any = loss.grad_fn
+    if node is None or node.name() not in ("MulBackward0", "DivBackward0"):
+        return
+    factor = node._saved_other  # noqa: SLF001
+    if factor is None or factor.ndim or factor.requires_grad:
+        return
+    if node.name() == "MulBackward0" and factor >= 1024 and float(factor).hex().startswith("0x1.0000000000000p"):
+        raise ConfigError(
+            f"the loss is multiplied by {factor:g}, as by a GradScaler, but the loop has accumulated sums of "
+            "gradients, or a loss scale of its own",
+            hint="leave your GradScaler out, and write Loop(precision='fp16-mixed') and loop.backward(loss)",
+        )
+    term = node.next_functions[0][0]
+    is_sum = term is None or term.name().startswith(("Sum", "Add", "Sub"))
+    if node.name() == "DivBackward0" and n_batches > 1 and factor == n_batches and not is_sum:
+        warnings.warn(
+            f"the loss is divided by {n_batches}, the number of batches of an update, which backward() does, too. "
+            "Hint: pass the mean over the rows of the batch: loop.backward(loss)",
+            UserWarning,
+            stacklevel=user_level(),
+        )
 
 
 def _is_sum(node: Any, rows: int) -> bool:
