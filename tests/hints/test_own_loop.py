@@ -709,8 +709,8 @@ def test_gradients_that_are_clipped_with_their_loss_scale_are_warned_of() -> Non
 def test_a_loop_that_calls_backward_of_the_loss_alone_is_warned_of(settings: Any) -> None:
     loop, (net, _, loader) = loop_of(**settings), parts()
     net, loader = loop.prepare(net, loader)
-    hint = r"Hint: write net, optimizer = loop\.prepare\(net, optimizer\), and loop\.backward\(loss\)"
-    with pytest.warns(UserWarning, match=rf"Linear is trained by loss\.backward\(\).*{hint}"):
+    hint = r"Hint: to train it, write net, optimizer = loop\.prepare\(net, optimizer\), and loop\.backward\(loss\)"
+    with pytest.warns(UserWarning, match=rf"Linear has gradients of loss\.backward\(\).*{hint}"):
         F.mse_loss(net(torch.ones(2, 2)), torch.ones(2, 1)).backward()
     net, _, loader = loop_of(**settings).prepare(*parts())
     for x, y in loader:
@@ -732,10 +732,68 @@ def test_factors_of_a_loss_that_the_loop_has_itself(hint: Any) -> None:
         loss = F.mse_loss(net(x), y)
         loop.backward(loss)
         optimizer.step()
-    with pytest.warns(UserWarning, match=r"divided by 2, the number of batches.*Hint: pass the mean over the rows"):
+    with pytest.warns(
+        UserWarning, match=r"divided by 2, the number of batches.*Hint: pass the mean over the rows"
+    ) as w:
         accumulated(loss=lambda loop, outputs, targets: loop.backward(F.cross_entropy(outputs, targets) / 2))
+    assert "a factor of the loss itself as loop.backward(loss * (1 / 2))" in str(w[0].message)
+    accumulated(loss=lambda loop, outputs, targets: loop.backward(F.cross_entropy(outputs, targets) * (1 / 2)))
     accumulated(loss=lambda loop, outputs, targets: loop.backward(F.cross_entropy(outputs, targets) / 3))
     accumulated(loss=lambda loop, outputs, targets: loop.backward((outputs.mean() + outputs.square().mean()) / 2))
+    for weight in (1024, 1024.0, torch.tensor(1000.0)):  # a weight of the user, in or near a power of two
+        accumulated(loss=lambda loop, outputs, targets: loop.backward(outputs.mean() * weight))  # noqa: B023
+
+
+def test_losses_of_which_no_term_is_a_sum_over_rows_are_silent() -> None:
+    """Here rows, outputs and the first axis of the weights are equally many."""
+
+    def trained(loss: Any, batch_size: int = 2, n_outputs: int = 2) -> None:
+        loop, net = loop_of(accumulate=2), nn.Linear(2, n_outputs)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        rows = TensorDataset(torch.ones(6, 2), torch.ones(6, n_outputs))
+        net, optimizer, loader = loop.prepare(net, optimizer, DataLoader(rows, batch_size=batch_size))
+        for x, y in loader:
+            loop.backward(loss(net, F.mse_loss(net(x), y)))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def of_steps(net: Any, mean: torch.Tensor) -> torch.Tensor:
+        loss = mean
+        for _ in range(2000):  # deeper than Python's stack
+            loss = loss + mean / 2000
+        return loss
+
+    def doubled(net: Any, mean: torch.Tensor) -> torch.Tensor:
+        for _ in range(64):  # 2**64 paths
+            mean = mean + mean
+        return mean * 2**-64
+
+    trained(lambda net, mean: mean + net.weight.square().sum())
+    trained(lambda net, mean: mean + sum(parameter.abs().sum() for parameter in net.parameters()))
+    trained(lambda net, mean: mean + F.mse_loss(net.weight, torch.zeros(2, 2), reduction="sum"))
+    trained(of_steps)
+    trained(doubled)
+    trained(lambda net, mean: mean - doubled(net, mean) + mean)
+    trained(lambda net, mean: net(torch.ones(1, 2)).sum(), batch_size=1)
+    with pytest.warns(UserWarning, match="is a sum over rows"):
+        trained(lambda net, mean: mean + net(torch.ones(2, 2)).square().sum())
+
+
+def test_gradients_of_another_model_that_are_removed_are_no_change(recwarn: Any) -> None:
+    """Two models in one loss, with a loss scale: each optimizer removes what the other's loss has left."""
+    loop = loop_of(precision="fp16-mixed")
+    nets = [nn.Linear(2, 2), nn.Linear(2, 1)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=1e-3) for net in nets]
+    maker, critic, of_maker, of_critic, loader = loop.prepare(*nets, *optimizers, parts()[2])
+    for _ in range(2):
+        for x, _ in loader:
+            of_critic.zero_grad()
+            loop.backward(critic(x).mean() - critic(maker(x).detach()).mean())
+            of_critic.step()
+            of_maker.zero_grad()
+            loop.backward(critic(maker(x)).mean())
+            of_maker.step()
+    assert not [str(warning.message) for warning in recwarn if "gradients" in str(warning.message)]
 
 
 @pytest.mark.parametrize("settings", [{"accumulate": 2}, {"precision": "fp16-mixed"}])

@@ -258,6 +258,27 @@ def read_together() -> list[Any]:
     return [trained, len(said) == (loop.num_processes > 1)]
 
 
+class OwnBuffers(nn.Module):
+    """Without parameters, and with values of its process."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.register_buffer("rank", torch.tensor(float(rank)))
+
+
+def own_buffers() -> list[Any]:
+    """What processes may hold apart; and that equal weights in 16 bits, with infinite and undefined ones, are equal."""
+    loop = aa.Loop("cpu", framework="torch")
+    net = network().to(torch.bfloat16)
+    with torch.no_grad():
+        net[0].weight[0, 0], net[0].weight[1] = float("inf"), float("nan")
+    own, net, loader = loop.prepare(
+        OwnBuffers(loop.process_index), net, DataLoader(TensorDataset(*rows_of(8)), batch_size=4)
+    )
+    n_rows = loop.reduce(sum(len(x) for x, _ in loader), "sum")
+    return [float(own.rank) == loop.process_index, int(n_rows) == 8]
+
+
 def counted() -> list[Any]:
     """What an evaluation adds up itself: a process that has no row of a batch is given none."""
     loop = aa.Loop("cpu", framework="torch")
@@ -460,6 +481,7 @@ CASES = (
     one_batch_several_counts,
     window_of_several_counts,
     read_together,
+    own_buffers,
     counted,
     agreed,
     tokenless,

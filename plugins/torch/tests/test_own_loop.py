@@ -234,6 +234,7 @@ BY_HAND: dict[str, Callable[[], list[Any]]] = {
     "interrupted_window": interrupted_window,
     "one_batch_several_counts": lambda: several_counts(1),
     "read_together": read_together,
+    "own_buffers": lambda: [True, True],
     "window_of_several_counts": lambda: several_counts(2),
 }
 
@@ -357,6 +358,21 @@ def test_loaders_that_are_read_together_end_an_update_together(sizes: tuple[int,
             optimizer.zero_grad()
             updated.append(loop.step > before)
     assert updated == 2 * [False, False, True, False, False, True, True]
+
+
+def test_the_last_batch_of_an_outer_loader_does_not_end_updates_of_an_inner_one() -> None:
+    """5 batches of 3 rows are updates of 2, 2 and 1 batch in each of 3 outer steps; both loaders have a third batch."""
+    loop = aa.Loop("cpu", framework="torch", accumulate=2)
+    net, optimizer, outer, inner = loop.prepare(*linear(), rows(5), rows(3))
+    updated = []
+    for _ in outer:
+        for x, y in inner:
+            loop.backward(F.mse_loss(net(x), y))
+            before = loop.step
+            optimizer.step()
+            optimizer.zero_grad()
+            updated.append(loop.step > before)
+    assert updated == 3 * [False, True, False, True, True]
 
 
 def test_groups_that_are_added_to_a_prepared_optimizer_are_divided_too() -> None:

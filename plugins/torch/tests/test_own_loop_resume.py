@@ -261,10 +261,12 @@ def test_what_a_checkpoint_lacks_is_warned_of_once(tmp_path: Path) -> None:
         objects = [net, optimizer][: 1 + with_optimizer] + [schedule] * with_schedule
         loop = aa.Loop("cpu", framework="torch")
         loop.prepare(*objects)
+        loop.backward(net(torch.ones(1, 2)).mean())
+        optimizer.step()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(2):
-                loop.save(tmp_path / name, extra={"schedule": schedule} if extra else None)
+                loop.save(tmp_path / name, extra=extra and {"schedule": extra["of"](schedule)})
         return [str(warning.message) for warning in caught]
 
     hint = "Hint: write net, optimizer, schedule = loop.prepare(net, optimizer, schedule)"
@@ -272,4 +274,9 @@ def test_what_a_checkpoint_lacks_is_warned_of_once(tmp_path: Path) -> None:
     assert saved("a", with_optimizer=True, with_schedule=False) == [f"a schedule of SGD {lacks} {hint}"]
     assert saved("b", with_optimizer=False, with_schedule=False) == [f"the optimizer of Linear {lacks} {hint}"]
     assert saved("c", with_optimizer=True, with_schedule=True) == []
-    assert saved("d", with_optimizer=True, with_schedule=False, is_extra=True) == []
+    assert saved("d", with_optimizer=True, with_schedule=False, of=lambda schedule: schedule) == []
+    assert saved("e", with_optimizer=True, with_schedule=False, of=lambda schedule: schedule.state_dict()) == []
+    loop = aa.Loop("cpu", framework="torch")
+    net = loop.prepare(nn.Linear(2, 1))
+    assert net(torch.ones(1, 2)).shape == (1, 1)
+    loop.save(tmp_path / "evaluated")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import warnings
 from collections import deque
@@ -188,7 +189,7 @@ class TorchLoop(Loop):
                 "in another Loop",
             )
         trained = [] if frozen else [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if self.num_processes > 1:
+        if self.num_processes > 1 and next(module.parameters(), None) is not None:
             self._check_alike(module)
         if trained and self.num_processes > 1:
             self._check_norms(module)
@@ -235,9 +236,9 @@ class TorchLoop(Loop):
             watch.remove()
             if model.is_unowned and not self._is_passing:
                 warnings.warn(
-                    f"{type(model.module).__name__} is trained by loss.backward(), without accumulation, loss scale "
-                    "and the gradients of other processes. "
-                    "Hint: write net, optimizer = loop.prepare(net, optimizer), and loop.backward(loss)",
+                    f"{type(model.module).__name__} has gradients of loss.backward(), without accumulation, loss scale "
+                    "and the gradients of other processes. Hint: to train it, write net, optimizer = "
+                    "loop.prepare(net, optimizer), and loop.backward(loss)",
                     UserWarning,
                     stacklevel=user_level(),
                 )
@@ -333,17 +334,16 @@ class TorchLoop(Loop):
         kind = type(target)
         inner = getattr(kind, name)
 
-        def steps() -> tuple[int, int]:
-            return sum(own.n_calls for own in optimizers), sum(own.n_steps for own in optimizers)
-
-        before = steps()
+        n_calls = n_steps = 0
 
         def gated(self: Any, *args: Any, **settings: Any) -> Any:
-            nonlocal before
-            after = steps()
-            if after[0] != before[0] and after[1] == before[1]:
+            nonlocal n_calls, n_steps
+            calls = steps = 0
+            for own in optimizers:
+                calls, steps = calls + own.n_calls, steps + own.n_steps
+            if calls != n_calls and steps == n_steps:
                 return None
-            before = after
+            n_calls, n_steps = calls, steps
             return inner(self, *args, **settings)
 
         # of a class: methods of an object are in the state of a schedule
@@ -462,7 +462,7 @@ class TorchLoop(Loop):
         if count is None and not self._is_loss_checked and share is not None and share.rows:
             self._is_loss_checked = True  # only once: it waits for the device
             if self.accumulation_steps > 1 or self.scaler is not None:
-                _check_factors(loss, self.accumulation_steps)
+                _warn_of_factors(loss, self.accumulation_steps)
             _warn_of_other_mean(loss, share.rows)
         if count is None and not self._is_share_checked and share is not None and share.is_uneven:
             self._is_share_checked = True
@@ -491,16 +491,18 @@ class TorchLoop(Loop):
         for model in chosen:
             model.set_exchanging(window.is_closing)
         self._is_passing = True
-        if window.is_closing and self.num_processes > 1:
-            self._exchange(chosen, roots, inputs, retain_graph)
-        elif roots:
-            torch.autograd.backward(roots, inputs=inputs, retain_graph=retain_graph)
-        self._is_passing = False
+        try:
+            if window.is_closing and self.num_processes > 1:
+                self._exchange(chosen, roots, inputs, retain_graph)
+            elif roots:
+                torch.autograd.backward(roots, inputs=inputs, retain_graph=retain_graph)
+        finally:
+            self._is_passing = False
         for parameter, gradient in kept:
             parameter.grad = gradient
         self._iterations.weigh()
         window.add(chosen, share, None if self.accumulation_steps == 1 else count)
-        if self.accumulation_steps > 1 or self.scaler is not None:
+        if self.accumulation_steps > 1 or (self.scaler is not None and self.step == 0):
             window.remember(chosen)
         self._updates.awaits_step = window.is_closing
         for prepared in self._optimizers:
@@ -629,6 +631,8 @@ class TorchLoop(Loop):
         if self._is_saving_checked:
             return
         self._is_saving_checked = True
+        if any(isinstance(value, Mapping) for value in saved):  # a state, perhaps of a schedule
+            return
         known = [*self._others, *saved]
         missing = [
             f"a schedule of {type(prepared.optimizer).__name__}"
@@ -636,7 +640,8 @@ class TorchLoop(Loop):
             if hasattr(prepared.optimizer.step, _BY_SCHEDULE)
             and not any(getattr(value, "optimizer", None) is prepared.optimizer for value in known)
         ]
-        if not self._optimizers and not any(isinstance(value, Optimizer) for value in known):
+        is_trained = self._updates.awaits_step and not self._optimizers
+        if is_trained and not any(isinstance(value, Optimizer) for value in known):
             missing += [f"the optimizer of {type(model.module).__name__}" for model in self._models if model.parameters]
         if missing:
             warnings.warn(
@@ -685,8 +690,13 @@ class TorchLoop(Loop):
         marks: dict[str, list[float]] = {}
         for model in self._models:
             if model.parameters and not model.is_divided:
-                norms = torch._foreach_norm([parameter.detach() for parameter in model.parameters])  # noqa: SLF001
-                found = torch.stack([norm.float() for norm in norms]).tolist()
+                device, norms = model.parameters[0].device, []
+                for parameter in model.parameters:
+                    # in 16 bits, norms that differ in their last bit would differ by more than `order` accepts
+                    dtype = torch.promote_types(parameter.dtype, torch.float32)
+                    norm = torch.linalg.vector_norm(parameter.detach(), dtype=dtype)
+                    norms.append(norm.to(device, torch.float32))
+                found = torch.stack(norms).tolist()
                 marks.setdefault(f"weights of {type(model.module).__name__}", []).extend(found)
         for prepared in self._optimizers:
             rates = [float(group.get("lr") or 0.0) for group in prepared.optimizer.param_groups]
@@ -759,13 +769,16 @@ class _Updates:
                 "the loop does not exchange its gradients",
                 hint="freeze it after loop.prepare(...): parameter.requires_grad_(False)",
             )
-        factors = [(model, self.window.factor(model, self._processes)) for model in own.models]
-        self.window.check_unchanged(model for model, factor in factors if self.scaler is not None or factor != 1.0)
         if self.scaler is not None:
+            self.window.check_unchanged(own.models)
             self.scaler.unscale_(own.optimizer)
-        for model, factor in factors:
+        for model in own.models:
+            factor = self.window.factor(model, self._processes)
+            if factor == 1.0:
+                continue
+            self.window.check_unchanged([model])
             gradients = [p.grad for p in model.parameters if p in own.parameters and p.grad is not None]
-            if factor != 1.0 and gradients:
+            if gradients:
                 torch._foreach_mul_(gradients, factor)
 
 
@@ -785,49 +798,72 @@ def _unprepared(value: Any) -> DataError:
     return DataError(f"prepare() cannot prepare {what}", cause=cause, hint=hint)
 
 
-def _check_factors(loss: Tensor, n_batches: int) -> None:
-    """Check that a loss has no factor that `backward` adds: a loss scale, or the number of batches of an update.
-
-    Raises:
-        ConfigError: It was scaled, so that gradients would be unscaled while they are sums, or scaled twice.
-    """
+def _warn_of_factors(loss: Tensor, n_batches: int) -> None:
+    """Warn if a loss has a factor that the loop adds: a loss scale, or the number of batches of an update."""
     node: Any = loss.grad_fn
     if node is None or node.name() not in ("MulBackward0", "DivBackward0"):
         return
     factor = node._saved_other  # noqa: SLF001
     if factor is None or factor.ndim or factor.requires_grad:
         return
-    if node.name() == "MulBackward0" and factor >= 1024 and float(factor).hex().startswith("0x1.0000000000000p"):
-        raise ConfigError(
-            f"the loss is multiplied by {factor:g}, as by a GradScaler, but the loop has accumulated sums of "
-            "gradients, or a loss scale of its own",
-            hint="leave your GradScaler out, and write Loop(precision='fp16-mixed') and loop.backward(loss)",
-        )
-    term = node.next_functions[0][0]
-    is_sum = term is None or term.name().startswith(("Sum", "Add", "Sub"))
-    if node.name() == "DivBackward0" and n_batches > 1 and factor == n_batches and not is_sum:
-        warnings.warn(
-            f"the loss is divided by {n_batches}, the number of batches of an update, which backward() does, too. "
-            "Hint: pass the mean over the rows of the batch: loop.backward(loss)",
-            UserWarning,
-            stacklevel=user_level(),
-        )
+    message = ""
+    if node.name() == "MulBackward0":
+        # a scale is a power of two in a tensor of float32; numbers of Python are in float64 or int64
+        if factor.dtype == torch.float32 and factor >= 1024 and math.frexp(float(factor))[0] == 0.5:
+            message = (
+                f"the loss is multiplied by {factor:g}, as by a GradScaler, whose step comes before the loop has "
+                "divided the gradients, or adds to its own loss scale. "
+                "Hint: leave your GradScaler out, and write Loop(precision='fp16-mixed') and loop.backward(loss)"
+            )
+    elif n_batches > 1 and factor == n_batches:
+        term = node.next_functions[0][0]
+        if term is not None and not term.name().startswith(("Sum", "Add", "Sub")):
+            message = (
+                f"the loss is divided by {n_batches}, the number of batches of an update, which backward() does, too. "
+                "Hint: pass the mean over the rows of the batch: loop.backward(loss); a factor of the loss itself as "
+                f"loop.backward(loss * (1 / {n_batches}))"
+            )
+    if message:
+        warnings.warn(message, UserWarning, stacklevel=user_level())
 
 
-def _is_sum(node: Any, rows: int) -> bool:
-    """Return whether a loss, or a term of it, is a sum over rows as it was computed."""
-    if getattr(node, "_saved_reduction", None) == 2:
-        return True
-    if node.name() == "SumBackward0":
-        return bool(node._saved_self_sym_sizes[:1] == (rows,))  # noqa: SLF001
-    terms = node.next_functions if node.name() in ("AddBackward0", "SubBackward0") else ()
-    return any(term is not None and _is_sum(term, rows) for term, _ in terms)
+def _is_sum(loss: Any, rows: int) -> bool:
+    """Return whether a loss, or a term of it, is a sum over rows as it was computed, apart from sums over parameters.
+
+    Args:
+        loss: Node of the loss in the graph of autograd.
+        rows: Number of rows.
+    """
+    terms, seen = [loss], set()
+    while terms:
+        term = terms.pop()
+        if term is None or term in seen:
+            continue
+        seen.add(term)
+        first = _first_of(term)
+        if term.name() in ("AddBackward0", "SubBackward0"):
+            terms += [part for part, _ in term.next_functions]
+        elif getattr(term, "_saved_reduction", None) == 2:
+            if not hasattr(first, "variable"):
+                return True
+        elif term.name() == "SumBackward0":
+            shape = tuple(term._saved_self_sym_sizes)  # noqa: SLF001
+            while first is not None and not hasattr(first, "variable"):
+                first = _first_of(first)
+            if shape[:1] == (rows,) and (first is None or first.variable.shape != shape):
+                return True
+    return False
+
+
+def _first_of(node: Any) -> Any:
+    """Return the first node that a node passes gradients to; None if there is none."""
+    return next((other for other, _ in node.next_functions if other is not None), None)
 
 
 def _warn_of_other_mean(loss: Tensor, rows: int) -> None:
     """Warn if a loss is a sum, or a cross entropy is a mean over weights, or over targets that are not ignored."""
     node: Any = loss.grad_fn
-    if node is not None and _is_sum(node, rows):
+    if node is not None and rows > 1 and _is_sum(node, rows):
         warnings.warn(
             "the loss is a sum over rows, but backward() takes it for a mean over the rows of the batch. "
             "Hint: pass the sum and its divisor: loop.backward(total, count=n)",
@@ -905,7 +941,7 @@ class _Window(Window):
         super().begin(share, steps)
         if self.n_batches == 1:
             self.unit = float(steps * (share.total or 1)) if share is not None else 1.0
-            self._rows, self._counts, self._factors = {}, {}, {}
+            self._rows, self._counts, self._factors, self._versions = {}, {}, {}, {}
         self._added.clear()
 
     def add(self, models: Iterable[_Model], share: Share | None, count: Any) -> None:

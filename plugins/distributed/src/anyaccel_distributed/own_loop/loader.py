@@ -106,6 +106,7 @@ class Iterations:
     ) -> None:
         self._steps_done, self._step_begins, self.marks = steps_done, step_begins, marks
         self._active: list[LoopLoader] = []
+        self._n_received = 0  # while several are active
         self._ended: LoopLoader | None = None
         self._weighed: Share | None = None
         self.share: Share | None = None
@@ -114,6 +115,7 @@ class Iterations:
         """Note that a loop over a loader begins."""
         if not self._active:
             self._step_begins()
+        loader.received_as = 0
         self._active.append(loader)
 
     def next(self, loader: LoopLoader) -> None:
@@ -125,17 +127,21 @@ class Iterations:
     def receive(self, loader: LoopLoader, share: Share) -> None:
         """Note that the loop has received a batch of a loader.
 
-        Loaders that are read together, as by `zip`, end together: the last batch of one is the last of all.
+        Loaders that are read together, as by `zip`, end together: the last batch of one is the last of all. Unlike the
+        loader of an outer loop, they return a batch between any two of this one.
         """
         if len(self._active) > 1:
             for other in self._active:
-                if other is not loader and other.given == loader.given and other.share is not None:
+                is_beside = 0 < loader.received_as < other.received_as and other.given == loader.given
+                if is_beside and other.share is not None:
                     share.is_last = share.is_last or other.share.is_last
                     products = (
                         (share.rows or 0) * (other.share.total or 0),
                         (other.share.rows or 0) * (share.total or 0),
                     )
                     share.is_uneven = share.is_uneven or products[0] != products[1]
+            self._n_received += 1
+            loader.received_as = self._n_received
         self.share = share
 
     def end(self, loader: LoopLoader) -> None:
@@ -193,6 +199,7 @@ class LoopLoader(DeviceLoader):
         n_given: Number of batches that the loop has received in all epochs.
         share: `Share` of the last batch.
         n_rows: Number of rows that this process has received since the iteration began.
+        received_as: Number of its last batch among those of all loaders of the loop, while there are several.
     """
 
     ways: ClassVar[tuple[str, ...]] = ("global", "per_replica")
@@ -209,7 +216,7 @@ class LoopLoader(DeviceLoader):
     ) -> None:
         super().__init__(loader, accelerator, framework)
         self.processes, self._iterations, self.batch = processes, iterations, batch
-        self.epoch = self.given = self.n_given = self.n_rows = 0
+        self.epoch = self.given = self.n_given = self.n_rows = self.received_as = 0
         self._totals = 0  # identifies the numbers of rows of all batches of the epoch
         self.share: Share | None = None
         self._order_of: int | None = None
