@@ -717,13 +717,14 @@ def test_a_loop_that_calls_backward_of_the_loss_alone_is_warned_of(settings: Any
         F.mse_loss(net(x), y).backward()  # the step is an error
 
 
-def test_factors_of_a_loss_that_the_loop_has_itself(hint: Any) -> None:
+def test_factors_of_a_loss_that_the_loop_has_itself_are_warned_of() -> None:
     scaler = torch.amp.GradScaler("cpu")
+    hint = r"leave your GradScaler out, and write Loop\(precision='fp16-mixed'\) and loop\.backward\(loss\)"
     for settings in ({"accumulate": 2}, {"precision": "fp16-mixed"}):
         loop = loop_of(**settings)
         net, optimizer, loader = loop.prepare(*parts())
         for x, y in loader:
-            with hint("leave your GradScaler out, and write Loop(precision='fp16-mixed') and loop.backward(loss)"):
+            with pytest.warns(UserWarning, match=rf"multiplied by 65536, as by a GradScaler.*Hint: {hint}"):
                 loop.backward(scaler.scale(F.mse_loss(net(x), y)))
             break
     loop = aa.Loop("cpu", framework="torch", precision="fp16-mixed")

@@ -806,25 +806,27 @@ def _warn_of_factors(loss: Tensor, n_batches: int) -> None:
     factor = node._saved_other  # noqa: SLF001
     if factor is None or factor.ndim or factor.requires_grad:
         return
-    message = ""
     if node.name() == "MulBackward0":
         # a scale is a power of two in a tensor of float32; numbers of Python are in float64 or int64
         if factor.dtype == torch.float32 and factor >= 1024 and math.frexp(float(factor))[0] == 0.5:
-            message = (
+            warnings.warn(
                 f"the loss is multiplied by {factor:g}, as by a GradScaler, whose step comes before the loop has "
                 "divided the gradients, or adds to its own loss scale. "
-                "Hint: leave your GradScaler out, and write Loop(precision='fp16-mixed') and loop.backward(loss)"
+                "Hint: leave your GradScaler out, and write Loop(precision='fp16-mixed') and loop.backward(loss)",
+                UserWarning,
+                stacklevel=user_level(),
             )
-    elif n_batches > 1 and factor == n_batches:
-        term = node.next_functions[0][0]
-        if term is not None and not term.name().startswith(("Sum", "Add", "Sub")):
-            message = (
-                f"the loss is divided by {n_batches}, the number of batches of an update, which backward() does, too. "
-                "Hint: pass the mean over the rows of the batch: loop.backward(loss); a factor of the loss itself as "
-                f"loop.backward(loss * (1 / {n_batches}))"
-            )
-    if message:
-        warnings.warn(message, UserWarning, stacklevel=user_level())
+        return
+    term = node.next_functions[0][0]
+    is_sum = term is None or term.name().startswith(("Sum", "Add", "Sub"))
+    if n_batches > 1 and factor == n_batches and not is_sum:
+        warnings.warn(
+            f"the loss is divided by {n_batches}, the number of batches of an update, which backward() does, too. "
+            "Hint: pass the mean over the rows of the batch: loop.backward(loss); a factor of the loss itself as "
+            f"loop.backward(loss * (1 / {n_batches}))",
+            UserWarning,
+            stacklevel=user_level(),
+        )
 
 
 def _is_sum(loss: Any, rows: int) -> bool:
