@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -397,6 +399,16 @@ def test_groups_that_are_added_to_a_prepared_optimizer_are_divided_too() -> None
         return numbers(net)
 
     assert trained(is_late=True) == trained(is_late=False)
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"precision": "fp16-mixed"}])
+def test_a_loop_and_a_model_without_a_gradient_are_freed(settings: dict[str, Any]) -> None:
+    loop = aa.Loop("cpu", framework="torch", **settings)
+    net = loop.prepare(network())
+    left = [weakref.ref(loop), weakref.ref(net)]
+    del loop, net
+    gc.collect()
+    assert [reference() for reference in left] == [None, None]
 
 
 def test_a_module_that_is_saved_as_a_whole_can_be_loaded_in_mixed_precision(tmp_path: Path) -> None:

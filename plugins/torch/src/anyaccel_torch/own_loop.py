@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any, ClassVar, cast
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 import torch
@@ -87,7 +87,6 @@ class TorchLoop(Loop):
         self._norms: list[SynchronizedNorm] = []
         self._named: tuple[nn.Module, ...] = ()
         self._is_within = False  # `accumulate`
-        self._is_passing = False  # `backward`
         self._is_loss_checked = self._is_share_checked = self._is_saving_checked = False
         self.scaler: Any = None
         super().__init__(*args, **settings)
@@ -232,11 +231,14 @@ class TorchLoop(Loop):
     def _watch_first_gradient(self, model: _Model) -> None:
         """Warn if the first gradient is not from `backward`; with a prepared optimizer, its step is an error."""
 
+        held = ref(self._updates), ref(model)  # the garbage collector does not see through hooks of parameters
+
         def check(_: Tensor) -> None:
             watch.remove()
-            if model.is_unowned and not self._is_passing:
+            updates, own = held[0](), held[1]()
+            if updates is not None and own is not None and own.is_unowned and not updates.is_passing:
                 warnings.warn(
-                    f"{type(model.module).__name__} has gradients of loss.backward(), without accumulation, loss scale "
+                    f"{type(own.module).__name__} has gradients of loss.backward(), without accumulation, loss scale "
                     "and the gradients of other processes. Hint: to train it, write net, optimizer = "
                     "loop.prepare(net, optimizer), and loop.backward(loss)",
                     UserWarning,
@@ -490,14 +492,14 @@ class TorchLoop(Loop):
         kept = [(parameter, parameter.grad) for model in left_out for parameter in model.parameters]
         for model in chosen:
             model.set_exchanging(window.is_closing)
-        self._is_passing = True
+        self._updates.is_passing = True
         try:
             if window.is_closing and self.num_processes > 1:
                 self._exchange(chosen, roots, inputs, retain_graph)
             elif roots:
                 torch.autograd.backward(roots, inputs=inputs, retain_graph=retain_graph)
         finally:
-            self._is_passing = False
+            self._updates.is_passing = False
         for parameter, gradient in kept:
             parameter.grad = gradient
         self._iterations.weigh()
@@ -737,6 +739,7 @@ class _Updates:
         window: Its batches.
         is_plain: Whether an update is only a backward pass and a step.
         awaits_step: Whether no optimizer has stepped since the gradients of the last batch.
+        is_passing: Whether `backward` computes gradients.
     """
 
     def __init__(self, processes: LoopProcesses, steps: int, scaler: Any, count_step: Callable[[], object]) -> None:
@@ -744,7 +747,7 @@ class _Updates:
         self.steps, self.scaler, self.count_step = steps, scaler, count_step
         self.is_plain = processes.size == 1 and steps == 1 and scaler is None
         self.has_stepped = False  # with the scaler, which is updated when all optimizers have
-        self.awaits_step = False
+        self.awaits_step = self.is_passing = False
         self._processes = processes
 
     def begin(self, share: Share | None) -> None:
