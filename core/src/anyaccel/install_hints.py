@@ -66,6 +66,14 @@ def hint_of(cls: type) -> tuple[str, str, str] | None:
     return framework, distribution_for(framework), f"KERAS_BACKEND makes Keras compute with {framework} here"
 
 
+def scheduler_hint(obj: object) -> str:
+    """Return how to pass a scheduler of torch, or its class, as a schedule; `""` for any other object."""
+    kind = obj if isinstance(obj, type) else type(obj)
+    if kind.__module__ != "torch.optim.lr_scheduler":
+        return ""
+    return f"write schedule=anyaccel_torch.TorchSchedule({kind.__name__}, ...), with its settings but no optimizer"
+
+
 def is_like_an_estimator(obj: object) -> bool:
     """Return whether an object belongs to a library of estimators, or has their methods `fit` and `predict`."""
     root = str(type(obj).__module__).partition(".")[0]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from anyaccel.call_hints import constructor_hints, meant_argument
 from anyaccel.errors import ConfigError, SpecError
 from anyaccel.formulas import AT_LEAST_0, LOSSES, OPTIMIZERS, REQUIRED, SCHEDULES, STEPS, Hyperparameter, between
-from anyaccel.install_hints import FREEZING_HINT
+from anyaccel.install_hints import FREEZING_HINT, scheduler_hint
 from anyaccel.suggestions import did_you_mean
 
 _CLIPPING = ("clip_norm", "clip_value")
@@ -420,9 +420,7 @@ def _unknown(what: str, name: object, known: Any) -> SpecError:
     hint = _MEANT.get(str(name).lower()) or did_you_mean(
         str(name).lower(), known, f"use one of these names{alternative}"
     )
-    kind = name if isinstance(name, type) else type(name)
-    if what == "schedule" and kind.__module__ == "torch.optim.lr_scheduler":
-        hint = f"write schedule=anyaccel_torch.TorchSchedule({kind.__name__}, ...), with its settings but no optimizer"
+    hint = (what == "schedule" and scheduler_hint(name)) or hint
     return SpecError(f"no {what} is called {name!r}", available=", ".join(known), hint=hint)
 
 
