@@ -68,19 +68,6 @@ def fitted(optimizer):
     ("wrong", "message", "right"),
     [
         (
-            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", weights=[1.0] * len(TABLE["y"])),
-            r"fit has no argument 'weights'\. Hint: it is called 'sample_weight'\.",
-            lambda: aa.fit(
-                aa.SequentialMLP(1),
-                TABLE,
-                loss="mse",
-                target="y",
-                sample_weight=[1.0] * len(TABLE["y"]),
-                epochs=1,
-                progress="none",
-            ),
-        ),
-        (
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", n_epochs=1),
             r"fit has no argument 'n_epochs'\. Hint: it is called 'epochs'\.",
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", epochs=1, progress="none"),

@@ -11,6 +11,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.errors import (
     AnyaccelError,
+    ArgumentError,
     EstimatorError,
     PhaseError,
 )
@@ -141,3 +142,10 @@ def test_a_learning_rate_is_not_sought_with_estimators_that_learn() -> None:
 def test_an_array_is_no_dtype() -> None:
     with pytest.raises(EstimatorError, match="is not a floating dtype"):
         aa.Estimator(OnlyFit(), output_dtype=np.zeros(2))
+
+
+def test_weights_of_rows_in_fit_are_called_sample_weight() -> None:
+    table, settings = {"x": X, "y": X[:, 0]}, {"loss": "mse", "target": "y", "epochs": 1, "progress": "none"}
+    with pytest.raises(ArgumentError, match=r"fit has no argument 'weights'\. Hint: it is called 'sample_weight'\."):
+        aa.fit(aa.SequentialMLP(1), table, weights=np.ones(len(X)), **settings)
+    assert aa.fit(aa.SequentialMLP(1), table, sample_weight=np.ones(len(X)), **settings).results.loss.size
