@@ -55,7 +55,7 @@ class Case:
 
 SMALL = [Case(64, 128, 256, steps=300), Case(256, 512, 256), Case(1024, 1024, 256)]
 SIZES = [
-    Case(64, 128, 256, rounds=5, steps=300, optimizer="sgd"),
+    Case(64, 128, 256, rounds=21, steps=300, optimizer="sgd"),
     Case(512, 512, 256, rounds=5, steps=60, optimizer="sgd"),
     Case(1280, 1280, 64, rounds=5, steps=8, depth=5, optimizer="sgd"),
     Case(1600, 1600, 64, rounds=5, steps=4, depth=11, optimizer="sgd"),
