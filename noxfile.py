@@ -454,23 +454,27 @@ def lowest(session: nox.Session) -> None:
     session.run("pytest", "tests/core", *left, "-m", "not slow", *spread(), env=sample)
 
 
+def floors_of(plugin: str) -> dict[str, str]:
+    """The requirements of a plugin's oldest framework and libraries by name, extras too.
+
+    Of NumPy, the newest that these work with is installed: `lowest` has the oldest, which other libraries refuse.
+    """
+    project = published(plugin)
+    extras = project.get("optional-dependencies", {})
+    extras = {"cpu": extras["cpu"]} if "cpu" in extras else extras  # of builds that exclude each other
+    needs = sorted({need for needs in (project["dependencies"], *extras.values()) for need in needs})
+    pairs = [need.split(">=") for need in needs if not need.startswith(("anyaccel", "numpy"))]
+    return {name: f"{name}=={version}.*" for name, version in pairs}
+
+
 @nox.session(python=SUPPORTED[0])
-@nox.parametrize("plugin", [nox.param(name, id=name) for name in PLUGINS])
+@nox.parametrize("plugin", [nox.param(name, id=name) for name in PLUGINS if floors_of(name)])
 def oldest(session: nox.Session, plugin: str) -> None:
     """A plugin's own tests with the oldest framework and libraries that it publishes as supported, extras too.
 
     Warnings of what has since been deprecated are theirs. Old torch is a build for CUDA, of several gigabytes.
     """
-    project = published(plugin)
-    extras = project.get("optional-dependencies", {})
-    extras = {"cpu": extras["cpu"]} if "cpu" in extras else extras  # of builds that exclude each other
-    needs = {need for needs in (project["dependencies"], *extras.values()) for need in needs}
-    # Of NumPy the newest that these work with: `lowest` has the oldest, which the newest of other libraries refuse.
-    floors = {
-        name: f"{name}=={version}.*"
-        for name, _, version in (need.partition(">=") for need in sorted(needs))
-        if not name.startswith("anyaccel") and name != "numpy"
-    }
+    floors = floors_of(plugin)
     others = [need for need in group(plugin) if re.split(r"[^\w-]", need)[0] not in floors]  # that only tests need
     used = editable(plugin, *TESTED_WITH.get(plugin, FEATURES if plugin in FEATURES else ()))
     install(session, *used, *floors.values(), *others, *group("test", "guests"))

@@ -107,10 +107,8 @@ _VALUES: Mapping[tuple[str, str], str] = {
     ("shuffle", "sampler"): "rows are shuffled; sampler=SimpleSampler(32) keeps their order",
     ("fp16", "precision"): "write precision='fp16-mixed'",
     ("bf16", "precision"): "write precision='bf16-mixed'",
-    (
-        "pad",
-        "data",
-    ): "pass data that are padded: IterableSource('data', source, features='x', target='y', pad={'x': 0})",
+    ("pad", "data"): "pass data that are padded: IterableSource('data', source, features='x', target='y', "
+    "pad={'x': 0})",
     ("min_lr", "min_factor"): "it is called 'min_factor', and is a share of the rate",
     ("min_delta", "threshold"): "it is called 'threshold', with threshold_mode='abs' for a difference",
     ("run_eagerly", "compile"): "write compile='off'",

@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -203,21 +204,26 @@ def check_version(distribution: str, version: str) -> None:
         raise PluginError(problem, hint=f"python -m pip install anyaccel=={version} {distribution}=={version}")
 
 
+@cache
 def check_library(distribution: str, library: str) -> None:
     """Raise PluginError if a library is installed in an older version than a distribution needs, as one of its extras.
 
     pip compares the version only where the extra is installed by name. `library` is a top-level module; builds of it
-    are distributions with a suffix, such as tensorflow-cpu.
+    are distributions with a suffix, such as tensorflow-cpu. Metadata are read once, as each class of a model is
+    checked.
     """
     from importlib.metadata import PackageNotFoundError, requires, version
 
     with suppress(PackageNotFoundError):
         for requirement in requires(distribution) or ():
             match = re.match(rf"({library}(?:-\w+)*)(?:\[[^]]*])?\s*>=\s*([\d.]+)", requirement)
+            if match is None:
+                continue
+            name, oldest = match.groups()
             with suppress(PackageNotFoundError):
-                if match and is_older(version(match[1]), match[2]):
-                    problem = f"{match[1]} {version(match[1])} is too old: {distribution} needs {match[2]} or later"
-                    raise PluginError(problem, hint=f'python -m pip install "{match[1]}>={match[2]}"')
+                if is_older(version(name), oldest):
+                    problem = f"{name} {version(name)} is too old: {distribution} needs {oldest} or later"
+                    raise PluginError(problem, hint=f'python -m pip install "{name}>={oldest}"')
 
 
 def is_older(version: str, than: str) -> bool:

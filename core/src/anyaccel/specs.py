@@ -417,10 +417,9 @@ def _checked(where: str, name: str, value: Any, setting: Hyperparameter | None =
 
 def _unknown(what: str, name: object, known: Any) -> SpecError:
     alternative = "" if what == "schedule" else f", or the node's own framework's {what}"
-    hint = _MEANT.get(str(name).lower()) or did_you_mean(
-        str(name).lower(), known, f"use one of these names{alternative}"
-    )
-    hint = (what == "schedule" and scheduler_hint(name)) or hint
+    hint = scheduler_hint(name) if what == "schedule" else ""
+    hint = hint or _MEANT.get(str(name).lower(), "")
+    hint = hint or did_you_mean(str(name).lower(), known, f"use one of these names{alternative}")
     return SpecError(f"no {what} is called {name!r}", available=", ".join(known), hint=hint)
 
 

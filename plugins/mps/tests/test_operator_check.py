@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning, PhaseError
+from anyaccel.machine import is_older
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_mps.dry_run import operators_of
@@ -110,6 +111,8 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_common_models_are_not_refused(published: OperatorSupport, segment_of: Make, key: str, name: str) -> None:
     """For the CPU the answers are real, and the tests of the torch plugin run such models."""
+    if (name, key) == ("norms", "MPS") and is_older(torch.__version__, "2.13"):
+        pytest.skip("this torch has no backward pass of group normalization for MPS: the refusal is right")
     model, features, dtype = MODELS[name]
     inputs = {"x": (TensorSpec(features, dtype), MPS)}
     square = Loss(lambda y: y.square().mean())

@@ -13,6 +13,7 @@ import pytest
 from anyaccel import plugin_loader
 from anyaccel.backend import Backend
 from anyaccel.device import Device
+from anyaccel.distributions import check_library
 from anyaccel.errors import DeviceUnavailableError, FrameworkError, PluginError
 from anyaccel.hookspecs import hookimpl
 from anyaccel.plugin_testing import TinyBackend, entry, plugin_module, write_distribution
@@ -287,6 +288,7 @@ def test_a_library_older_than_a_plugin_needs_is_an_error_at_its_first_object(
 ) -> None:
     """pip compares an extra's versions only where the extra is named: another version could give wrong numbers."""
     monkeypatch.syspath_prepend(tmp_path)
+    check_library.cache_clear()
     write_distribution(tmp_path, "anyaccel-tiny", entry_points={}, modules={})
     [metadata] = tmp_path.glob("*/METADATA")
     extras = f'tiny_tiny-gpu>=9; extra == "gpu"\nRequires-Dist: tiny_tiny[all] >={needed},<99; extra == "tiny"'

@@ -78,8 +78,9 @@ class Callback:
                     "underscore",
                 )
         for name in sorted(overridden):
+            method = getattr(cls, name)
             received = list(inspect.signature(getattr(Callback, name)).parameters)[1:]
-            required = _required_arguments(getattr(cls, name)) if inspect.isfunction(getattr(cls, name)) else []
+            required = _required_arguments(method) if inspect.isfunction(method) else []
             unknown = [argument for argument in required if argument not in received]
             if unknown:
                 raise PhaseError(

@@ -79,8 +79,9 @@ def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
 
 @cache
 def unseen_kinds() -> tuple[str, ...]:
-    """Return which of a copy to a device and one back are not observed: before 0.10, JAX has the functions but calls
-    others.
+    """Return the kinds of copies that are not observed, as a copy to a device and back shows.
+
+    JAX before 0.10 has the functions that are replaced, but calls others.
     """
     kinds: set[str] = set()
     with jax.transfer_guard("allow"), observed(lambda event: kinds.add(event.kind), lambda native: HOST):

@@ -68,15 +68,9 @@ def outermost(module: nn.Module) -> list[Any]:
             found.append(part)
         else:
             waiting += reversed(list(part.children()))
-    if found:
-        _check_version()
+    if found:  # in a module that is no Keras layer itself, so that the registry does not see Keras
+        check_library("anyaccel-torch", "keras")
     return found
-
-
-@cache
-def _check_version() -> None:
-    """A torch module may have Keras layers without being one, so that the registry does not see Keras."""
-    check_library("anyaccel-torch", "keras")
 
 
 def unbuilt(module: nn.Module) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 import anyaccel as aa
-from anyaccel.errors import CompileWarning, PhaseError
+from anyaccel.distributions import check_library
+from anyaccel.errors import CompileWarning, PhaseError, PluginError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, TensorSpec
 from anyaccel.specs import Optimizer
 from anyaccel_torch.backend import TorchBackend
@@ -359,3 +361,19 @@ def test_spectral_normalization_trains_as_fit_does() -> None:
     trained_in_graph(given)
     for one, other in zip(own.variables, given.variables, strict=True):
         torch.testing.assert_close(one.value, other.value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["a model", "a layer in a module"])
+def test_an_older_keras_is_refused(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """Before 3.14, activity regularizers are sums over a batch, and accumulated batches give other gradients."""
+    kind = type("Fresh", (keras.Sequential,), {})  # ownership of a known class is not decided again
+    model = kind([layers.Dense(1)]) if alone else nn.Sequential(layers.Dense(1))
+    pair = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: "3.13.2")
+        check_library.cache_clear()
+        text = r'keras 3\.13\.2 is too old: anyaccel-torch needs 3\.14 or later.*pip install "keras>=3\.14"'
+        with pytest.raises(PluginError, match=text):
+            aa.fit(model, pair, loss="mse", epochs=1, progress="none")
+    check_library.cache_clear()
+    assert aa.fit(model, pair, loss="mse", epochs=1, progress="none").results.loss.size

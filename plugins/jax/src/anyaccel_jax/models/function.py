@@ -113,9 +113,16 @@ class Function(Model):
             self._tree.unflatten(names), self.parameters, "the pytree of parameters that Function was given"
         )
 
-    @property
+    @functools.cached_property
     def _key_name(self) -> str | None:
         return next((name for name in _KEYS if has_parameter(self._apply, name)), None)
+
+    @functools.cached_property
+    def _key_comes_first(self) -> bool:
+        """Whether the key stands before the inputs."""
+        accepted = list(inspect.signature(self._apply).parameters.values())
+        place = 1 if self._state is None else 2
+        return [one.name for one in accepted if one.kind in _POSITIONAL][place : place + 1] == [self._key_name]
 
     @property
     def cache_key(self) -> Any:
@@ -135,13 +142,10 @@ class Function(Model):
         arguments, named = layout.bind(inputs, jnp.moveaxis)
         tree, state = self._tree.unflatten({**parameters, **buffers}), self._state_from(buffers)
         leading = (tree,) if self._state is None else (tree, state)
-        if self._key_name is not None:
-            accepted = inspect.signature(self._apply).parameters
-            is_positional = accepted[self._key_name].kind in _POSITIONAL
-            if is_positional and list(accepted).index(self._key_name) == len(leading):  # before the inputs
-                leading = (*leading, key)
-            else:
-                keywords[self._key_name] = key
+        if self._key_comes_first:
+            leading = (*leading, key)
+        elif self._key_name is not None:
+            keywords[self._key_name] = key
         result = self._apply(*leading, *arguments, **named, **keywords)
         if self._state is None:
             return outputs_of(result, layout), None
